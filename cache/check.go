@@ -18,6 +18,8 @@ const (
 	maxPart    = 255     // bytes of a part of a name: NAME_MAX
 	maxPath    = 1 << 16 // bytes of a name
 	maxVersion = 1 << 10 // bytes: it goes into a header of each request
+
+	controlName = ".hbmfs" // of the directory that a mount has in its root: fs.ControlName
 )
 
 // Check is the one door for the objects that an origin lists. It orders them, takes out those that no mount could show,
@@ -78,6 +80,8 @@ func wrong(o *layout.Object) string {
 		return fmt.Sprintf("the name is %d bytes long: left out", len(o.Name))
 	case !plainName(o.Name):
 		return "the name is no path of a file: left out"
+	case o.Name == controlName || strings.HasPrefix(o.Name, controlName+"/"):
+		return "lies where a mount has its own files: left out"
 	case o.Size < 0:
 		return fmt.Sprintf("has %d bytes, less than nothing: left out", o.Size)
 	case o.Size > maxObject:

@@ -176,7 +176,7 @@ func (m *Mount) mountOptions() *fuse.MountOptions {
 		FsName:                   cmp.Or(m.opt.Name, m.opt.Source),
 		AllowOther:               m.opt.AllowOther,
 		Options:                  append([]string{"default_permissions"}, m.opt.Extra...),
-		MaxBackground:            64, // a queue of reads for every CPU of a large machine; the kernel's default is 12
+		MaxBackground:            m.maxBackground(),
 		MaxWrite:                 maxRead,
 		ExplicitDataCacheControl: true,
 		EnableSymlinkCaching:     true,
@@ -186,6 +186,16 @@ func (m *Mount) mountOptions() *fuse.MountOptions {
 		Logger:                   slog.NewLogLogger(m.log.Handler(), slog.LevelWarn),
 	}
 	return o
+}
+
+// maxBackground is how many reads the kernel asks for at once without a reader that waits for just these. For local files that is a queue
+// for every CPU of a large machine; the kernel's default is 12. Reads of a remote source may wait for minutes where an object stalls, and
+// those of others come after them.
+func (m *Mount) maxBackground() int {
+	if m.opt.Remote.Origin != nil {
+		return 1024
+	}
+	return 64
 }
 
 // stackDepth returns how deep the backing filesystems of passthrough files may be stacked. 1 allows a plain

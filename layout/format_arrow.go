@@ -216,6 +216,8 @@ func arrowSet(d *directory, split string, files []*arrowFile) {
 		h.check = func(ctx context.Context, h *Shard) error {
 			if !s.ended {
 				d.problem(s.object, s.object.Size, "the stream ends without its mark: record batches may be missing")
+			} else if s.start == 0 && s.end < s.object.Size { // a file has its footer there
+				d.problem(s.object, s.end, "%d bytes follow the end of the stream, and no reader sees them", s.object.Size-s.end)
 			}
 			if h.Index == nil {
 				return nil

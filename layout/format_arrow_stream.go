@@ -22,6 +22,7 @@ type arrowStream struct {
 	start  int64        // of the first message: 0, or 8 in the file variant
 	column *arrowColumn // that holds the tokens, nil for none
 	ended  bool         // by its mark; set by walk
+	end    int64        // of the stream; set by walk
 	budget headerBudget // for one message's metadata at a time
 }
 
@@ -44,7 +45,7 @@ func (s *arrowStream) walk(ctx context.Context, each func(b arrowBatch) error) e
 			return err
 		}
 		if length == 0 {
-			s.ended = true
+			s.ended, s.end = true, r.off
 			return nil
 		}
 		if err := s.message(r, length, each); err != nil {

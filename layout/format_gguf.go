@@ -23,15 +23,24 @@ func ggufProbe(o *Object, head []byte) any {
 	h := tensorHead{}
 	version := binary.LittleEndian.Uint32(head[4:])
 	tensors, pairs := binary.LittleEndian.Uint64(head[8:]), binary.LittleEndian.Uint64(head[16:])
-	switch {
-	case version == 0 || version > 1<<16: // the other byte order, or no GGUF
-		h.bad = "its numbers are big-endian, which is not supported"
-	case version != 2 && version != 3:
-		h.bad = fmt.Sprintf("version %d is not known, 2 and 3 are", version)
+	switch why := ggufVersion(version); {
+	case why != "":
+		h.bad = why
 	case tensors > maxTensors || tensors > uint64(o.Size)/24 || pairs > uint64(o.Size)/13:
 		h.bad = fmt.Sprintf("%d tensors and %d keys do not fit into a file of %d bytes", tensors, pairs, o.Size)
 	}
 	return h
+}
+
+// ggufVersion says why a file of that version cannot be read, "" where it can. Version 1 has counts of 32 bits.
+func ggufVersion(version uint32) string {
+	switch {
+	case version == 2 || version == 3:
+		return ""
+	case version != 0 && version&0xffff == 0:
+		return "its numbers are big-endian, which is not supported"
+	}
+	return fmt.Sprintf("version %d is not known, 2 and 3 are", version)
 }
 
 // ggufAssemble makes one set of a directory's files.
@@ -166,14 +175,22 @@ func (g *ggufReader) value(kind uint64, depth int) uint64 {
 
 // ggufRead reads and checks the header.
 func ggufRead(ctx context.Context, o *Object) ([]ggufTensor, error) {
-	g := &ggufReader{r: &windowReader{ctx: ctx, o: o, off: 8}}
+	g := &ggufReader{r: &windowReader{ctx: ctx, o: o, off: 4}}
+	if why := ggufVersion(uint32(g.number(4))); why != "" {
+		g.fail("%s", why)
+	}
 	count, pairs := g.number(8), g.number(8)
 	if count > maxTensors {
 		g.fail("%d tensors, at most %d are read", count, maxTensors)
 	}
 	alignment := uint64(ggufAlignment)
+	keys := map[string]bool{}
 	for ; pairs > 0 && g.err == nil; pairs-- {
 		key := g.text()
+		if keys[key] && g.err == nil {
+			g.fail("the key %.80q is there twice", key)
+		}
+		keys[key] = true
 		if v := g.value(g.number(4), 0); key == "general.alignment" {
 			alignment = v
 		}
@@ -182,8 +199,14 @@ func ggufRead(ctx context.Context, o *Object) ([]ggufTensor, error) {
 		g.fail("general.alignment is %d, and no power of two up to 1 MiB", alignment)
 	}
 	var tensors []ggufTensor
+	names := map[string]bool{}
 	for ; count > 0 && g.err == nil; count-- {
-		tensors = append(tensors, g.tensor())
+		t := g.tensor()
+		if names[t.name] && g.err == nil {
+			g.fail("two tensors are called %.80q", t.name)
+		}
+		names[t.name] = true
+		tensors = append(tensors, t)
 	}
 	if g.err != nil {
 		return nil, g.err

@@ -118,5 +118,8 @@ func checkTar(ctx context.Context, d *directory, h *Shard) error {
 	if !listing.ended {
 		d.problem(o, o.Size, "the archive ends without two blocks of zeros: members may be missing")
 	}
+	if listing.after > 0 {
+		d.problem(o, listing.after, "bytes follow the end of the archive, and no reader sees them: if they are another archive, store it as a file of its own")
+	}
 	return nil
 }

@@ -94,8 +94,10 @@ func (p *objectParser) skip() error {
 
 // object reads a JSON object: each is called at every value, which it must read.
 func (p *objectParser) object(each func(key string) error) error {
-	if tok, err := p.dec.Token(); err != nil || tok != json.Delim('{') {
-		return p.fail("a JSON object is expected, found %v (%v)", tok, err)
+	if tok, err := p.dec.Token(); err != nil {
+		return p.fail("a JSON object is expected: %v", err)
+	} else if tok != json.Delim('{') {
+		return p.fail("a JSON object is expected, found %v", tok)
 	}
 	seen := map[string]struct{}{}
 	for p.dec.More() {
@@ -120,10 +122,14 @@ func (p *objectParser) object(each func(key string) error) error {
 
 // end checks that only white space follows.
 func (p *objectParser) end() error {
-	if tok, err := p.dec.Token(); err != io.EOF {
+	switch tok, err := p.dec.Token(); {
+	case err == io.EOF:
+		return nil
+	case err != nil: // such as zeroes that fill a header up
+		return p.fail("more follows the JSON object: %v", err)
+	default:
 		return p.fail("more follows the JSON object: %v", tok)
 	}
-	return nil
 }
 
 // list decodes the elements of a JSON list one by one into what element returns. One that is valid JSON but does not fit

@@ -18,6 +18,8 @@ const (
 	maxMemberDepth  = 64   // components of a name
 	maxMemberPath   = 4095 // bytes of a name, as many as Linux takes
 	maxMemberFolder = 255  // bytes of a component
+
+	tarPadding = 1 << 20 // bytes behind the end that are looked at: writers fill up blocks of 10 KiB
 )
 
 // tarListing is the members of an archive, by their headers. It holds no data.
@@ -25,7 +27,8 @@ type tarListing struct {
 	members []tarMember // in the archive's order; a name is there once
 	samples int64       // as WebDataset counts them
 	skipped []tarSkipped
-	ended   bool // by two blocks of zeros
+	ended   bool  // by two blocks of zeros
+	after   int64 // where something else follows these, 0 where nothing does
 
 	byName  map[string]int // position in members
 	folders map[string]struct{}
@@ -75,6 +78,15 @@ func listTar(ctx context.Context, o *Object) (*tarListing, error) {
 			return nil, err
 		}
 		l.ended = len(bytes.Trim(end, "\x00")) == 0
+	}
+	if l.ended {
+		rest, err := readFull(ctx, o, r.off, min(o.Size-r.off, tarPadding))
+		if err != nil {
+			return nil, err
+		}
+		if more := bytes.IndexFunc(rest, func(c rune) bool { return c != 0 }); more >= 0 {
+			l.after = r.off + int64(more)
+		}
 	}
 	l.byName, l.folders = nil, nil
 	return l, nil

@@ -107,6 +107,7 @@ func Index(ctx context.Context, objects []*Object, opt Options) (*Volume, error)
 		}
 	}
 	x.missing()
+	x.complete()
 	if opt.Format != "" && opt.Format != "raw" && len(v.Sets) == 0 {
 		return nil, fmt.Errorf("no %s dataset is here%s", opt.Format, x.firstProblem())
 	}

@@ -20,14 +20,14 @@ import (
 	"github.com/klauspost/compress/snappy"
 	"github.com/klauspost/compress/zstd"
 	"github.com/zeebo/xxh3"
-	"go.uber.org/goleak"
 
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/cache/store"
 	"github.com/hbmfs/hbmfs/layout"
+	"github.com/hbmfs/hbmfs/tests/leaks"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaks.Main(m) }
 
 // files is an origin in memory, which counts what is read of each file and gives other bytes where it is told to.
 type files struct {
@@ -166,19 +166,25 @@ func wrap(t testing.TB, f *files, kept bool, segment int64) *wrapped {
 		w.objects[o.Name] = o
 	}
 	if kept {
-		s, err := store.Open(t.TempDir(), store.Options{Size: 1 << 30, Segment: segment, MinFree: 1})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			if err := s.Close(); err != nil {
-				t.Error(err)
-			}
-		})
-		s.Add("test://", x, &cache.Listing{Objects: x.Objects()})
-		w.stats = s.Stats
+		w.keep(t, t.TempDir(), segment)
 	}
 	return w
+}
+
+// keep has what is decoded read through a store.
+func (w *wrapped) keep(t testing.TB, dir string, segment int64) {
+	t.Helper()
+	s, err := store.Open(dir, store.Options{Size: 1 << 30, Segment: segment, MinFree: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	s.Add("test://", w.Origin, &cache.Listing{Objects: w.Objects()})
+	w.stats = s.Stats
 }
 
 func (w *wrapped) read(t testing.TB, name string) ([]byte, error) {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"sync/atomic"
 	"time"
 
 	"github.com/hbmfs/hbmfs/cache"
@@ -41,6 +42,7 @@ type Options struct {
 	Stall       time.Duration // how long an attempt may bring nothing, or too little for that, 0 means 15 s, or a quarter of Patience where that is less
 	Wait        time.Duration // how long an origin that never answered may be one that cannot, such as a name that nobody has
 	Retrying    func(error)   // is told now and then why attempts are made again, nil for nobody
+	Dark        func(error)   // is told that a range was given up while no range brought a byte for twice Patience, or ever; nil for nobody
 	Listing     int64         // bytes of memory that a listing may take, 0 means 1 GiB
 	NoHedging   bool          // never send a second request for a slow first one
 	Share       int64         // bytes: no request crosses a multiple of it; 0 means that any may
@@ -52,10 +54,11 @@ type Options struct {
 type Client struct {
 	getter Getter
 	opt    Options
-	turns  chan struct{} // one for each request under way
+	turns  *turns
 	notice notice
 	first  FirstByte
 	stats  counters
+	last   atomic.Int64 // when a byte came, ns since 1970; 0 for never
 }
 
 // New makes a client of an origin.
@@ -64,7 +67,9 @@ func New(g Getter, opt Options) *Client {
 	opt.Patience = cmp.Or(max(opt.Patience, 0), 2*time.Minute)
 	opt.Stall = cmp.Or(max(opt.Stall, 0), min(15*time.Second, opt.Patience/4))
 	opt.Listing = cmp.Or(max(opt.Listing, 0), 1<<30)
-	return &Client{getter: g, opt: opt, turns: make(chan struct{}, opt.Connections)}
+	c := &Client{getter: g, opt: opt}
+	c.turns = newTurns(opt.Connections, opt.Stall, c.trial)
+	return c
 }
 
 // Connections is how many requests may be under way at once.
@@ -93,17 +98,24 @@ func (c *Client) Fetch(ctx context.Context, o *layout.Object, off, n int64, sink
 		if share := c.opt.Share; share > 0 {
 			want = min(n, share-off%share)
 		}
-		got, err := c.attempt(ctx, ask{object: o, off: off, n: want, attempt: t.attempt}, buf, sink)
+		got, err := c.attempt(ctx, ask{object: o, off: off, n: want, attempt: t.attempt, until: t.since.Add(c.opt.Patience)}, buf, sink)
 		off, n = off+got, n-got
 		t.brought(got)
 		if err == nil {
 			continue
 		}
+		if errors.Is(err, ErrStalled) && cache.InterestOf(ctx)() == cache.Nobody {
+			return fmt.Errorf("fetch %q at %d: %w: %w", o.Name, off, cache.ErrUnwanted, err)
+		}
 		if err := c.again(ctx, t, err); err != nil {
 			if errors.Is(err, ErrUnreachable) {
 				c.stats.failed.Add(1)
 			}
-			return fmt.Errorf("fetch %q at %d: %w", o.Name, off, err)
+			err = fmt.Errorf("fetch %q at %d: %w", o.Name, off, err)
+			if c.opt.Dark != nil && errors.Is(err, ErrUnreachable) && time.Since(time.Unix(0, c.last.Load())) >= 2*c.opt.Patience {
+				c.opt.Dark(err)
+			}
+			return err
 		}
 		c.stats.retried(err)
 	}
@@ -128,16 +140,20 @@ func final(err error) bool {
 
 // attempt makes one request and hands on what it brings: got bytes, and an error if those were not all.
 func (c *Client) attempt(ctx context.Context, a ask, buf []byte, sink func([]byte) error) (got int64, err error) {
-	select {
-	case c.turns <- struct{}{}:
-	case <-ctx.Done():
-		return 0, ctx.Err()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	turn, err := c.turn(ctx, a, cancel)
+	if err != nil {
+		return 0, err
 	}
-	defer func() { <-c.turns }()
+	defer func() {
+		c.turns.release(turn, errors.Is(err, ErrStalled) || errors.Is(err, ErrSlow), got >= min(a.n, enough))
+	}()
 	r, err := c.open(ctx, a)
 	if err != nil {
 		return 0, err
 	}
+	r.turn = turn
 	defer func() { r.close(err) }()
 	if r.blind {
 		buf = make([]byte, a.n)
@@ -147,9 +163,12 @@ func (c *Client) attempt(ctx context.Context, a ask, buf []byte, sink func([]byt
 		m, err := r.next(p, got+int64(len(p)) == a.n)
 		if m > 0 {
 			c.stats.bytes.Add(int64(m))
+			c.last.Store(time.Now().UnixNano())
+			turn.pause() // the sink may take its time
 			if err := sink(p[:m]); err != nil {
 				return got, sinkError{err}
 			}
+			turn.resume()
 			got += int64(m)
 		}
 		switch {
@@ -161,6 +180,19 @@ func (c *Client) attempt(ctx context.Context, a ask, buf []byte, sink func([]byt
 		}
 	}
 	return a.n, nil
+}
+
+// turn waits for the turn of a request. One for a suspect waits no longer than its patience, and not at all if nobody does.
+func (c *Client) turn(ctx context.Context, a ask, yield context.CancelCauseFunc) (*turn, error) {
+	if !c.turns.suspected(a.object) {
+		return c.turns.take(ctx, a.object, yield)
+	}
+	if cache.InterestOf(ctx)() == cache.Nobody {
+		return nil, ErrStalled
+	}
+	ctx, cancel := context.WithDeadlineCause(ctx, a.until, ErrStalled)
+	defer cancel()
+	return c.turns.take(ctx, a.object, yield)
 }
 
 // ReadAt fills p from off under the rules of [layout.Origin].

@@ -17,8 +17,9 @@ import (
 type ask struct {
 	object  *layout.Object
 	off, n  int64
-	attempt int64 // from 1
-	hedge   bool  // it is the second request of an attempt
+	attempt int64     // from 1
+	hedge   bool      // it is the second request of an attempt
+	until   time.Time // when patience is over
 }
 
 // request is an attempt under way. Its stall timer runs from one byte to the next, and in each such time enough bytes for
@@ -31,6 +32,8 @@ type request struct {
 	timer  *time.Timer
 	stall  time.Duration
 	least  int64 // bytes that must come in each stall
+
+	turn *turn // of the attempt
 
 	waited time.Duration // since the last look at how many came
 	came   int64         // since then
@@ -92,6 +95,9 @@ func (r *request) readFull(p []byte) (n int, err error) {
 		began := time.Now()
 		m, err = r.body.Read(p[n:])
 		n += m
+		if r.turn != nil {
+			r.turn.brought(m)
+		}
 		if slow := r.paced(time.Since(began), m); err == nil {
 			err = slow
 		}
@@ -151,16 +157,14 @@ func (c *Client) open(ctx context.Context, a ask) (*request, error) {
 		return g.settle(a)
 	case <-timer.C:
 	}
-	select {
-	case c.turns <- struct{}{}: // only with a connection to spare
+	if turn, ok := c.turns.spare(a.object); ok {
 		c.stats.hedged.Add(1)
 		second := a
 		second.hedge = true
 		g.run(ctx, func(ctx context.Context) (*request, error) {
-			defer func() { <-c.turns }() // the winner has the turn of the first
+			defer c.turns.release(turn, false, false) // the winner has the turn of the first
 			return c.start(ctx, second)
 		})
-	default:
 	}
 	return g.settle(<-g.answers)
 }

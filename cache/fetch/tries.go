@@ -76,6 +76,9 @@ func (c *Client) again(ctx context.Context, t *tries, err error) error {
 	} else if waited >= soon {
 		c.notice.say(c.opt.Retrying, err)
 	}
+	if errors.Is(err, errYielded) { // its next turn is late enough
+		return nil
+	}
 	return pause.For(ctx, t.wait.NextBackOff())
 }
 

@@ -4,9 +4,13 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"encoding/xml"
 	"fmt"
 	"io"
 	"io/fs"
+	"net/http"
+
+	"github.com/minio/minio-go/v7"
 )
 
 // Bounds of one page of a listing. S3 gives at most 1,000 keys of up to 1,024 bytes, escaped or not.
@@ -56,6 +60,7 @@ type page struct {
 	io.ReadCloser
 	pages             *pages
 	read              int64
+	start             []byte // of the text, until its first element is known
 	elements, entries int
 	begun, named      bool   // behind a <, and in the name of an element
 	tag               []byte // of it, as far as it is read, without its name space
@@ -67,12 +72,28 @@ func (b *page) Read(p []byte) (int, error) {
 	if b.read += int64(n); b.read > mostPage {
 		return 0, fmt.Errorf("%w: a page of the server's listing has more than %d bytes, which no %d keys have", fs.ErrInvalid, mostPage, pageKeys)
 	}
+	if b.elements == 0 {
+		b.start = append(b.start, p[:n]...)
+	}
 	for _, c := range p[:n] {
 		if err := b.see(c); err != nil {
 			return 0, err
 		}
 	}
 	return n, err
+}
+
+// failure is the error that the server sends with status 200: it began to answer before it knew.
+func (b *page) failure() error {
+	rest, err := io.ReadAll(io.LimitReader(b.ReadCloser, mostBody))
+	if err != nil {
+		return err
+	}
+	said := minio.ErrorResponse{StatusCode: http.StatusOK}
+	if err := xml.Unmarshal(append(b.start, rest...), &said); err != nil {
+		return fmt.Errorf("the server answers with an error that cannot be read: %w", err)
+	}
+	return said
 }
 
 // see follows the text far enough to know the elements that begin in it. Outside of tags XML has no <.
@@ -98,7 +119,9 @@ func (b *page) see(c byte) error {
 
 // element counts the element whose name was read.
 func (b *page) element() error {
-	if b.elements++; b.elements == 1 && string(b.tag) != "ListBucketResult" {
+	if b.elements++; b.elements == 1 && string(b.tag) == "Error" {
+		return b.failure()
+	} else if b.elements == 1 && string(b.tag) != "ListBucketResult" {
 		return fmt.Errorf("%w: the server answers with %.40q where a listing was asked for: is this address an S3 server's?", fs.ErrInvalid, b.tag)
 	}
 	if entry := string(b.tag); entry == "Contents" || entry == "CommonPrefixes" {

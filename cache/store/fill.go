@@ -7,9 +7,11 @@ import (
 	"hash/crc32"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -51,6 +53,10 @@ type flight struct {
 	planned     *planned // that this is for, nil for a read that waits
 	done        chan struct{}
 	err         error // valid once done is closed
+
+	waiting atomic.Int32 // readers
+	ctx     context.Context
+	cancel  context.CancelCauseFunc // once no reader waits
 }
 
 func newFill(s *Store, up Upstream, source string, o *layout.Object, start, size int64) *fill {
@@ -127,16 +133,49 @@ func (f *fill) want(ctx context.Context, from, to, ahead int64, u *planned) erro
 			return nil
 		}
 		carrier, changed := f.flightOf(missing), f.changed
+		if u == nil {
+			carrier.waiting.Add(1)
+		}
 		f.mu.Unlock()
 		select {
 		case <-changed:
+			if u == nil {
+				carrier.waiting.Add(-1)
+			}
 		case <-carrier.done:
-			if err := carrier.err; err != nil && (u != nil || carrier.planned == nil || !errors.Is(err, errNoRoom)) {
-				return err // else the room that a plan did not get is there for this read
+			err := carrier.err
+			switch {
+			case err == nil, errors.Is(err, cache.ErrUnwanted): // this reader came as it was given up
+			case u != nil || carrier.planned == nil || !errors.Is(err, errNoRoom):
+				return err
+			default: // the room that a plan did not get is there for this read
 			}
 		case <-ctx.Done():
+			if u == nil {
+				f.leave(carrier)
+			}
 			return ctx.Err()
 		}
+	}
+}
+
+// interest says who waits for a flight.
+func (fl *flight) interest() cache.Interest {
+	switch {
+	case fl.waiting.Load() > 0:
+		return cache.Reader
+	case fl.planned != nil:
+		return cache.Plan
+	}
+	return cache.Nobody
+}
+
+// leave has a reader wait no longer for a flight, which ends with the last one.
+func (f *fill) leave(fl *flight) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if fl.waiting.Add(-1) == 0 && fl.planned == nil {
+		fl.cancel(cache.ErrUnwanted)
 	}
 }
 
@@ -179,6 +218,7 @@ func (f *fill) launch(first, last int, u *planned) {
 			continue
 		}
 		fl := &flight{first: b, last: b + 1, planned: u, done: make(chan struct{})}
+		fl.ctx, fl.cancel = context.WithCancelCause(f.store.ctx)
 		for fl.last < last && fl.last-b < spanSize/block && !f.have.get(fl.last) && f.flightOf(fl.last) == nil {
 			fl.last++
 		}
@@ -192,10 +232,14 @@ func (f *fill) launch(first, last int, u *planned) {
 func (s *Store) fly(f *fill, fl *flight) {
 	s.ledger.pinAgain(f.entry)
 	s.wg.Go(func() {
-		ctx, span := s.opt.Trace.Start(s.ctx, "fill")
+		defer fl.cancel(nil)
+		ctx, span := s.opt.Trace.Start(fl.ctx, "fill")
 		span.Text("object", f.object.Name).Int("offset", f.start+int64(fl.first)*block).Int("bytes", f.length(fl)).
 			Int("blocks", int64(fl.last-fl.first)).Bool("planned", fl.planned != nil)
-		err := f.carry(ctx, fl)
+		err := f.carry(cache.WithInterest(ctx, fl.interest), fl)
+		if errors.Is(context.Cause(ctx), cache.ErrUnwanted) {
+			err = cache.ErrUnwanted
+		}
 		span.End(class(err))
 		f.mu.Lock()
 		fl.err = err
@@ -204,7 +248,7 @@ func (s *Store) fly(f *fill, fl *flight) {
 		f.mu.Unlock()
 		close(fl.done)
 		if complete {
-			f.publish(ctx)
+			f.publish(context.WithoutCancel(ctx))
 		}
 		s.ledger.unpin(f.entry)
 	})

@@ -9,13 +9,15 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/internal/trust"
+	"github.com/hbmfs/hbmfs/layout"
 )
 
 // xattrName is the extended attribute of a published segment: a header, see [header.append].
 const xattrName = "user.hbmfs.segment"
 
 const (
-	headerMagic = "HBS1"
+	headerMagic = "HBS2"
+	firstMagic  = "HBS1" // of headers without a key
 	headerFixed = 4 + 4 + 8 + 8 + 8 + 2 + 2 + 2 + 2
 	maxText     = 700     // bytes of each text that are kept: ext4 has 4 KiB for all of a file's attributes
 	maxHeader   = 4 << 10 // bytes
@@ -24,10 +26,12 @@ const (
 var (
 	errHeader = errors.New("the segment's header is damaged")
 	errForged = errors.New("the segment may be another's work")
+	errPlace  = errors.New("the segment belongs to another object, or to another part of this one")
 )
 
 // header describes a segment.
 type header struct {
+	key     *key  // where the segment belongs; nil in headers of the first version
 	size    int64 // bytes of the segment
 	offset  int64 // of its first byte in the object
 	object  int64 // bytes of the object
@@ -52,7 +56,7 @@ func sumsOf(size int64) int {
 }
 
 // append writes a header: magic, number of sums (u32), size, offset, object size (u64), lengths of the three texts
-// (u16), reserved (u16); then the texts, the sums (u32), and the CRC-32C of all before. Little-endian.
+// (u16), reserved (u16); then the key, the texts, the sums (u32), and the CRC-32C of all before. Little-endian.
 func (h *header) append(b []byte) []byte {
 	source, name, version := h.source[:min(len(h.source), maxText)], h.name[:min(len(h.name), maxText)], h.version[:min(len(h.version), maxText)]
 	b = append(b, headerMagic...)
@@ -63,7 +67,7 @@ func (h *header) append(b []byte) []byte {
 	for _, text := range []string{source, name, version} {
 		b = binary.LittleEndian.AppendUint16(b, uint16(len(text)))
 	}
-	b = append(b, 0, 0)
+	b = append(append(b, 0, 0), h.key[:]...)
 	b = append(append(append(b, source...), name...), version...)
 	for _, sum := range h.sums {
 		b = binary.LittleEndian.AppendUint32(b, sum)
@@ -73,7 +77,7 @@ func (h *header) append(b []byte) []byte {
 
 // parseHeader reads the text of append.
 func parseHeader(b []byte) (*header, error) {
-	if len(b) < headerFixed+4 || string(b[:4]) != headerMagic {
+	if len(b) < headerFixed+4 || string(b[:4]) != headerMagic && string(b[:4]) != firstMagic {
 		return nil, errHeader
 	}
 	body, sum := b[:len(b)-4], binary.LittleEndian.Uint32(b[len(b)-4:])
@@ -85,6 +89,13 @@ func parseHeader(b []byte) (*header, error) {
 	sums := int(le.Uint32(b[4:]))
 	lengths := [3]int{int(le.Uint16(b[32:])), int(le.Uint16(b[34:])), int(le.Uint16(b[36:]))}
 	rest := body[headerFixed:]
+	if string(b[:4]) == headerMagic {
+		if len(rest) < len(h.key) {
+			return nil, errHeader
+		}
+		h.key = (*key)(rest)
+		rest = rest[len(h.key):]
+	}
 	if le.Uint16(b[38:]) != 0 || max(lengths[0], lengths[1], lengths[2]) > maxText {
 		return nil, errHeader
 	}
@@ -101,9 +112,33 @@ func parseHeader(b []byte) (*header, error) {
 	return h, nil
 }
 
-// readHeader reads the header of an open segment and compares it with the file's size. A segment of another user, or one
-// that others may write to, is none.
-func readHeader(fd int) (*header, error) {
+// belongs reports whether a segment with this header has the key k. A header of the first version has no key. It has what the key was
+// made of, but for the size of segments, and with long texts cut: such a segment belongs nowhere.
+func (h *header) belongs(k key) bool {
+	if h.key != nil {
+		return *h.key == k
+	}
+	if max(len(h.source), len(h.name), len(h.version)) == maxText {
+		return false
+	}
+	o := &layout.Object{Name: h.name, Version: h.version, Size: h.object}
+	fits := func(segment int64) bool {
+		return h.offset%segment == 0 && keyOf(identity(h.source, o, segment), h.offset/segment) == k
+	}
+	if h.offset+h.size < h.object {
+		return h.size > 0 && fits(h.size)
+	}
+	for segment := (h.size + 1<<20 - 1) >> 20 << 20; segment <= MaxSegment; segment += 1 << 20 { // the last one of an object may be shorter
+		if segment > 0 && fits(segment) {
+			return true
+		}
+	}
+	return false
+}
+
+// readHeader reads the header of an open segment, and compares it with the file's size and with k, by which the segment was found. A
+// segment of another user, or one that others may write to, is none.
+func readHeader(fd int, k key) (*header, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		return nil, fmt.Errorf("stat a segment: %w", err)
@@ -122,6 +157,9 @@ func readHeader(fd int) (*header, error) {
 	}
 	if st.Size != h.size {
 		return nil, fmt.Errorf("%w: it has %d bytes, %d were published", errHeader, st.Size, h.size)
+	}
+	if !h.belongs(k) {
+		return nil, errPlace
 	}
 	return h, nil
 }

@@ -95,15 +95,15 @@ func (l *ledger) unpin(e *entry) {
 	e.pins--
 }
 
-// published turns a fill into a segment like any other.
-func (l *ledger) published(e *entry, o *layout.Object) {
+// published turns a fill into a segment like any other. o is nil where another process has published it.
+func (l *ledger) published(e *entry, bytes int64, o *layout.Object) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.entries[e.key] == e {
-		l.total += o.Size - e.bytes
+		l.total += bytes - e.bytes
 		l.fills--
 	}
-	e.bytes, e.fill, e.object = o.Size, nil, o
+	e.bytes, e.fill, e.object = bytes, nil, o
 }
 
 // add enters a published segment that was found in the directory.

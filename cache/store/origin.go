@@ -169,7 +169,7 @@ func (s *Store) published(e *entry) (*layout.Object, error) {
 		return nil, s.lost(e, err)
 	}
 	defer done()
-	if _, err := readHeader(fd); err != nil {
+	if _, err := readHeader(fd, e.key); err != nil {
 		s.stats.corrupt.Add(1)
 		s.opt.Log.Warn("a segment is damaged and is fetched again", "segment", o.Name, "error", err)
 		return nil, s.lost(e, err)
@@ -186,7 +186,7 @@ func (s *Store) lost(e *entry, err error) error {
 	}
 	s.ledger.drop(e)
 	s.unlink(e)
-	if errors.Is(err, cache.ErrChanged) || errors.Is(err, errHeader) || errors.Is(err, errForged) || errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, cache.ErrChanged) || errors.Is(err, errHeader) || errors.Is(err, errForged) || errors.Is(err, errPlace) || errors.Is(err, fs.ErrNotExist) {
 		return errMoved // another process evicted it, or it was damaged, or is not to be believed
 	}
 	return &localError{"read a segment", err}

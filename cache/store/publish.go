@@ -27,7 +27,7 @@ func (f *fill) publish(ctx context.Context) {
 	var local *localError
 	switch {
 	case err == nil:
-		s.ledger.published(f.entry, s.own(o))
+		s.ledger.published(f.entry, f.size, o)
 		s.stats.published.Add(1)
 	case errors.As(err, &local):
 		s.health.fail(err)
@@ -38,13 +38,14 @@ func (f *fill) publish(ctx context.Context) {
 	f.close()
 }
 
-// link writes the header, syncs, and links the file to its name. Data, header and name are on the disk when it returns.
-func (f *fill) link() (*layout.Object, error) {
+// link writes the header, syncs, and links the file to its name. Data, header and name are on the disk when it returns. Where another
+// process was first, o is nil, and who reads its segment looks into it.
+func (f *fill) link() (o *layout.Object, err error) {
 	s, name := f.store, f.entry.key.name()
 	if err := f.sumRest(); err != nil {
 		return nil, err
 	}
-	h := header{size: f.size, offset: f.start, object: f.object.Size, source: f.source, name: f.object.Name, version: f.object.Version, sums: f.sums}
+	h := header{key: &f.entry.key, size: f.size, offset: f.start, object: f.object.Size, source: f.source, name: f.object.Name, version: f.object.Version, sums: f.sums}
 	if err := unix.Fsetxattr(f.fd, xattrName, h.append(nil), 0); err != nil {
 		return nil, &localError{"write a segment's header", err}
 	}
@@ -60,14 +61,19 @@ func (f *fill) link() (*layout.Object, error) {
 	} else if !errors.Is(err, unix.EEXIST) {
 		return nil, &localError{"make a directory of segments", err}
 	}
-	err := unix.Linkat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", f.fd), s.fd, name, unix.AT_SYMLINK_FOLLOW)
-	if err != nil && !errors.Is(err, unix.EEXIST) { // EEXIST: another process was first, with the same bytes
+	err = unix.Linkat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", f.fd), s.fd, name, unix.AT_SYMLINK_FOLLOW)
+	if errors.Is(err, unix.EEXIST) {
+		return nil, nil
+	} else if err != nil {
 		return nil, &localError{"publish a segment", err}
 	}
 	if err := s.syncDir(dir); err != nil {
 		return nil, err
 	}
-	return s.dir.Object(name)
+	if o, err = s.dir.Object(name); err != nil {
+		return nil, err
+	}
+	return s.own(o), nil
 }
 
 func (s *Store) syncDir(name string) error {

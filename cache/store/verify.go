@@ -66,7 +66,7 @@ func (s *Store) inspect(ctx context.Context, p published, deep bool, buf []byte)
 		return g, fmt.Errorf("open segment %s: %w", g.File, err)
 	}
 	defer func() { _ = unix.Close(fd) }() // opened for reading: nothing is lost
-	h, err := readHeader(fd)
+	h, err := readHeader(fd, p.key)
 	if err != nil {
 		g.Damage = err.Error()
 		return g, nil

@@ -61,15 +61,16 @@ func (c *inspectCommand) run(ctx context.Context, paths []string) error {
 		return err
 	}
 	opt.Manifest = inspect.Manifest(from)
+	ctx, why := c.options.UntilDark(ctx)
 	source, err := openSource(ctx, from, &c.options, c.stderr)
 	if err != nil {
-		return err
+		return why(err)
 	}
 	defer func() { _ = source.Close() }() // opened for reading: nothing is lost
 	listing := source.Listing
 	result, err := inspect.Dataset(ctx, from, listing.Objects, opt, inspect.Options{Verify: c.verify, Progress: c.bar})
 	if err != nil {
-		return err
+		return why(err)
 	}
 	if _, err := os.Stat(from); errors.Is(err, syscall.ENOTCONN) { // every file is a problem then, and none is the dataset's
 		return fmt.Errorf("the daemon of the mount that %s lies in ended meanwhile: mount it again", from)

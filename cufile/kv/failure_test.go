@@ -14,6 +14,7 @@ import (
 	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/cufile/kv/kvtest"
 	"github.com/hbmfs/hbmfs/internal/device"
+	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
 var small = kvtest.Options{BlockBytes: 200_000, Memory: 10, Region: 5}
@@ -349,13 +350,14 @@ func TestManyRequestsGoOnTogether(t *testing.T) {
 // The daemon is replaced just after it gave slots, and the next one is found before the request has taken hold of their tiers.
 func TestSlotsOfADaemonThatWentAreGivenUp(t *testing.T) {
 	b := open(t, "host", kvtest.Options{BlockBytes: 4096, Memory: 400}, Options{look: 10 * time.Microsecond})
+	waits := rand.New(rand.NewPCG(blackbox.Seed(t), 1))
 	for round := range 50 {
 		p, _ := b.memory(noise(4096, 1))
 		block := []Block{{Key: fmt.Append(nil, round), Parts: []Memory{p}}}
 		for what, start := range []func([]Block, *uintptr, func()) (*Request, error){b.Put, b.Get} {
 			q, err := start(block, nil, nil)
 			must(t, err)
-			time.Sleep(time.Duration(rand.IntN(100)) * time.Microsecond)
+			time.Sleep(time.Duration(waits.IntN(100)) * time.Microsecond)
 			b.daemon.Cut()
 			r, err := q.Result()
 			must(t, err)
@@ -417,7 +419,7 @@ func TestMemoryThatIsNotThereIsNoFaultOfTheDisk(t *testing.T) {
 
 // What a request could not give up, since no daemon answered, the next connection gives up.
 func TestWhatIsNotNeededIsGivenUpLater(t *testing.T) {
-	b := open(t, "host", small, Options{redial: 50 * time.Millisecond})
+	b := open(t, "host", small, Options{redial: 2 * time.Second}) // in which the daemon answers on a busy machine, too
 	blocks, _, _ := b.blocks(false, 1, 5000)
 	b.put(blocks)
 	b.daemon.Before(func(t control.FrameType) bool { return t != control.TypeKVRelease }) // which is never answered

@@ -38,13 +38,17 @@ type draft struct {
 	told    atomic.Int64 // when the kernel was last told of its name, ns
 
 	// The volume's mu guards the fields below.
-	dir   *place // its directory, also once that has its name; nil when nobody knows it any more
-	name  string // that it will be published under
-	was   string // while it is renamed
-	shown string // in the root
-	lock  string // among the kept files
-	why   string // it was not published
-	nodes int    // in the books
+	dir     *place // its directory, also once that has its name; nil when nobody knows it any more
+	name    string // that it will be published under
+	was     string // while it is renamed
+	shown   string // in the root
+	lock    string // among the kept files
+	why     string // it was not published
+	nodes   int    // in the books
+	word    word
+	writers map[writer]bool   // processes that wrote to it, and live; the empty one may write for ever
+	threads map[uint32]writer // of those
+	lost    map[uint64]loss   // files that the disk has lost bytes of, by inode number
 
 	run sync.Mutex // guards the field below
 	job *publishing
@@ -99,6 +103,12 @@ func (d *draft) enter(from, to stage) error {
 	default:
 		return unix.ESTALE
 	}
+}
+
+func (d *draft) isPublished() bool {
+	d.gate.RLock()
+	defer d.gate.RUnlock()
+	return d.state == published
 }
 
 // begin makes a draft that the root shows as shown.
@@ -176,6 +186,7 @@ func (v *Volume) add(d *draft) error {
 
 // over takes a draft out of the books.
 func (v *Volume) over(d *draft) {
+	defer v.unwatchAll(d)
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.drafts[d.name] == d {
@@ -218,7 +229,7 @@ func (d *draft) publish(ctx context.Context, name string) (err error) {
 	if err := d.rename(ctx, name, d.shown); err != nil {
 		return err
 	}
-	if err := d.book.PublishAll(ctx, checkpoint.SealOptions{Patience: patience, Progress: func(done, total int64) {
+	if err := d.book.PublishAll(ctx, checkpoint.SealOptions{Patience: patience, Sync: d.syncFile, Progress: func(done, total int64) {
 		d.total.Store(total)
 		d.sealed.Store(total)
 		d.done.Store(done)
@@ -361,11 +372,9 @@ func (d *draft) command(verb control.DraftVerb) (r control.DraftReply) {
 	default:
 		r.State, r.Errno, r.Text = control.DraftFailed, errnoOf(d.job.err), d.job.err.Error()
 	}
-	d.gate.RLock()
-	if d.state == published {
+	if d.isPublished() {
 		r.State, r.Errno, r.Text, r.Total = control.DraftPublished, 0, "", d.sealed.Load()
 	}
-	d.gate.RUnlock()
 	return r
 }
 

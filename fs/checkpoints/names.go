@@ -1,7 +1,6 @@
 package checkpoints
 
 import (
-	"context"
 	"errors"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
@@ -100,6 +99,7 @@ func (v *Volume) create(in *node, name string, req *fuse.CreateIn, out *fuse.Cre
 			o.made = made
 			return v.unmask(at, name, req.Mode)
 		case errors.Is(err, unix.EEXIST) && (again || req.Flags&unix.O_EXCL == 0):
+			in.draft.rewritten()
 			o.at, err = beneath(at, name, uint64(req.Flags)&(unix.O_ACCMODE|unix.O_TRUNC)|unix.O_NONBLOCK, 0)
 		}
 		return err
@@ -203,14 +203,17 @@ func (v *Volume) unlink(in *node, h *fuse.InHeader, name string, flags int) erro
 	if again, _ := handover.Resent(h.Unique); again && errors.Is(err, unix.ENOENT) {
 		return nil
 	}
+	if err == nil {
+		in.draft.rewritten()
+	}
 	if err == nil && (st.Nlink <= 1 || flags != 0) {
 		v.unnamed(st.Ino, in, name)
 	}
 	return err
 }
 
-// rename renames within a draft. done tells whether that was the end of torch's DCP: then the draft is published.
-func (v *Volume) rename(ctx context.Context, req *fuse.RenameIn, from *node, old string, to *node, name string) error {
+// rename renames within a draft, and notes the end of torch's DCP.
+func (v *Volume) rename(req *fuse.RenameIn, from *node, old string, to *node, name string) error {
 	if from.draft != to.draft || from.draft == nil {
 		return unix.EXDEV
 	}
@@ -218,22 +221,10 @@ func (v *Volume) rename(ctx context.Context, req *fuse.RenameIn, from *node, old
 	if err := v.renameIn(req, from, old, to, name); err != nil {
 		return err
 	}
-	v.mu.Lock()
-	last := to == d.root && name == Metadata && d.shown == d.name
-	as := d.name
-	v.mu.Unlock()
-	if !last {
-		return nil
+	if to == d.root && name == Metadata {
+		d.finished(true)
 	}
-	err := d.publish(ctx, as)
-	if err != nil { // what the caller hears is true
-		back := fuse.RenameIn{InHeader: req.InHeader, Flags: unix.RENAME_NOREPLACE}
-		back.Unique = 0
-		if undo := v.renameIn(&back, to, name, from, old); undo != nil {
-			v.opt.Log.Error("a rename that could not publish is not undone", "draft", d.shown, "error", undo)
-		}
-	}
-	return err
+	return nil
 }
 
 // renameIn renames, and no more.
@@ -262,6 +253,9 @@ func (v *Volume) renameIn(req *fuse.RenameIn, from *node, old string, to *node, 
 	}
 	if err != nil {
 		return err
+	}
+	if overErr == nil || from == from.draft.root && old == Metadata {
+		from.draft.rewritten()
 	}
 	switch {
 	case req.Flags&unix.RENAME_EXCHANGE != 0:

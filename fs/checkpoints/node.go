@@ -30,9 +30,13 @@ type node struct {
 
 	use     sync.Mutex // guards who opens and closes; taken before the volume's mu, which guards the fields below, too
 	opens   int
-	file    int    // O_RDONLY while it is open, -1 otherwise
+	file    int    // O_RDONLY while it is open, and until its bytes are on the disk: see writeback.go. -1 otherwise
 	opener  uint32 // the user whose share that counts for
-	backing int32  // the kernel's number of it for passthrough, 0 for none
+	waits   bool   // file is open for the second reason alone
+	written bool   // it may have bytes that are not on the disk
+	pinned  bool   // by the watch pinID: see pins.go
+	pinID   uint32
+	backing int32 // the kernel's number of it for passthrough, 0 for none
 }
 
 // node finds a node by its id.
@@ -132,7 +136,7 @@ func (v *Volume) forget(id, count uint64) {
 
 // mayGo takes a node out of the books that nobody knows. The caller has mu.
 func (v *Volume) mayGo(n *node) {
-	if n.lookups > 0 || n.opens > 0 || n.draft != nil && n.draft.root == n && v.drafts[n.draft.name] == n.draft {
+	if n.lookups > 0 || n.opens > 0 || n.file >= 0 || n.draft != nil && n.draft.root == n && v.drafts[n.draft.name] == n.draft {
 		return
 	}
 	if v.nodes[n.ino] == n {
@@ -168,10 +172,14 @@ func (d *draft) uncount() {
 // unnamed marks a file that lost its name.
 func (v *Volume) unnamed(ino uint64, in *node, name string) {
 	v.mu.Lock()
-	defer v.mu.Unlock()
-	if n := v.nodes[ino]; n != nil && n.parent == in && n.name == name {
-		n.gone = true
+	n := v.nodes[ino]
+	if n == nil || n.parent != in || n.name != name {
+		v.mu.Unlock()
+		return
 	}
+	n.gone = true
+	v.mu.Unlock()
+	v.unwatch(n)
 }
 
 // moved gives a node another name.

@@ -22,6 +22,9 @@ import (
 type SealOptions struct {
 	Patience time.Duration           // how long a file may still be open for writing: the kernel closes some a moment after close(2)
 	Progress func(done, total int64) // bytes; may be called from several threads at once. nil: nobody asks
+	// Sync syncs a file, given by its name and a descriptor, with a descriptor that was open before the file was written: others miss errors that
+	// were reported before. It remembers a sync that has failed. nil: the descriptor is synced.
+	Sync func(name string, f *os.File) error
 }
 
 // Writing names a file of a draft that somebody can still write: an [ErrOpen].
@@ -71,7 +74,7 @@ func (d *Draft) publishAll(ctx context.Context, opt SealOptions) error {
 		files[i].Sums = make([]uint32, chunks(files[i].Size))
 	}
 	group, working := errgroup.WithContext(ctx)
-	group.Go(func() error { return d.sync(working, files, dirs) })
+	group.Go(func() error { return d.sync(working, files, dirs, opt.Sync) })
 	group.Go(func() error { return d.sum(working, files, opt.Progress) })
 	if err := group.Wait(); err != nil {
 		return err

@@ -12,6 +12,13 @@ import (
 func (r *reader) array(ctx context.Context, in io.Reader, from Position) error {
 	a := &arrayReader{in: bufio.NewReaderSize(in, 256<<10), at: from.At, limit: r.corpus.limit}
 	if from.Item == 0 {
+		if mark, err := a.in.Peek(len(byteOrderMark)); err == nil && string(mark) == byteOrderMark {
+			n, err := a.in.Discard(len(mark))
+			if err != nil {
+				return err
+			}
+			a.at += int64(n)
+		}
 		if c, err := a.next(); err != nil || c != '[' {
 			return fmt.Errorf("the JSON array does not begin: %w", orCut(err))
 		}

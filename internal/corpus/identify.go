@@ -134,6 +134,9 @@ func isArrow(head []byte) bool {
 		len(head) >= 12 && bytes.HasPrefix(head, []byte("\xff\xff\xff\xff")) && head[7] == 0 && !bytes.HasPrefix(head[4:], []byte("\xff\xff"))
 }
 
+// byteOrderMark is what some writers put before UTF-8. It is no part of JSON (RFC 8259, section 8.1, lets readers skip it).
+const byteOrderMark = "\xef\xbb\xbf"
+
 // kindOfText tells JSON from text by the first line. A name that says JSON Lines is believed.
 func (c *Corpus) kindOfText(f *File, head []byte) kind {
 	switch c.opt.From {
@@ -146,6 +149,7 @@ func (c *Corpus) kindOfText(f *File, head []byte) kind {
 	if ext == ".jsonl" || ext == ".ndjson" {
 		return asLines
 	}
+	head = bytes.TrimPrefix(head, []byte(byteOrderMark))
 	trimmed := bytes.TrimLeft(head, " \t\r\n")
 	switch {
 	case bytes.HasPrefix(trimmed, []byte("{")):

@@ -99,6 +99,9 @@ func (b *Block) parseLines(yield func(Document) error) error {
 			line = rest[:i+1]
 		}
 		rest = rest[len(line):]
+		if n == 0 && b.first.At == 0 {
+			line = bytes.TrimPrefix(line, []byte(byteOrderMark))
+		}
 		if len(line) > b.limit {
 			return fmt.Errorf("%s: %w", lineName(b.first, n), explainLong(errLongLine, b.limit))
 		}

@@ -39,19 +39,26 @@ func (m *Mount) serve(ctx context.Context, life *handover.Life, report *ready.Re
 	opt.Trace = openTracer(opt.Version, opt.Log)
 	defer closeTracer(opt.Trace)
 	ctx, span := opt.Trace.Start(ctx, "mount") // of a spare, with the wait for its turn
-	from, err := m.open(ctx, &opt, report.Note)
+	making, why := ctx, func(err error) error { return err }
+	if !life.Adopts() { // otherwise there are readers, who wait as long as each of their reads may
+		wanted, end := context.WithCancel(ctx)
+		defer end()
+		defer report.Abandoned(end)()
+		making, why = m.Dataset.UntilDark(wanted)
+	}
+	from, err := m.open(making, &opt, report.Note)
 	if err != nil {
 		span.End("source")
-		return SourceError{err}
+		return SourceError{why(err)}
 	}
 	defer from.close()
-	mount, err := m.begin(ctx, from, opt)
+	mount, err := m.begin(making, from, opt)
 	if err == nil || mount == nil && !life.Adopts() { // otherwise the mount is there, and a look at it waits for this daemon
 		defer m.places.removePoint()
 	}
 	if err != nil {
 		span.End("mount")
-		return err
+		return why(err)
 	}
 	if life.Spare() {
 		began = time.Now() // it has waited for its turn

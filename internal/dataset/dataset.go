@@ -23,6 +23,7 @@ import (
 	"github.com/hbmfs/hbmfs/cache/spread"
 	"github.com/hbmfs/hbmfs/cache/store"
 	"github.com/hbmfs/hbmfs/fs"
+	"github.com/hbmfs/hbmfs/internal/checkpoint"
 	"github.com/hbmfs/hbmfs/internal/handover"
 	"github.com/hbmfs/hbmfs/internal/size"
 	"github.com/hbmfs/hbmfs/internal/trace"
@@ -51,6 +52,8 @@ type Options struct {
 	Allow       []string      // addresses that RefuseLocal allows
 	MaxListing  size.Flag     // bytes that the names of a remote source may take
 	Caches      []string      // URLs of servers that are asked before a remote source is
+
+	dark func(error) // hears that the source gives nothing any more, nil for nobody
 
 	Life *handover.Life // of the daemon: a listing that an earlier one made is taken, and none is made. nil: nobody holds the mount
 }
@@ -107,9 +110,12 @@ func openRemote(source string, caches []string, opt fetch.Options) (remoteOrigin
 		} else if s.Caches != "" {
 			caches = strings.Split(s.Caches, ",")
 		}
-		if up, err = s3origin.Open(s, opt); err != nil {
+		o, err := s3origin.Open(s, opt)
+		if err != nil {
 			return nil, err
 		}
+		o.Misfit = misfit
+		up = o
 	case "http", "https":
 		o, err := httporigin.Open(source, opt)
 		if err != nil {
@@ -127,6 +133,15 @@ func openRemote(source string, caches []string, opt fetch.Options) (remoteOrigin
 		return nil, usage.Error{Err: errors.Join(err, up.Close())}
 	}
 	return o, nil
+}
+
+// misfit compares a drained checkpoint with its manifest: see [s3origin.Origin].
+func misfit(manifest []byte, size func(name string) (int64, bool)) string {
+	m, err := checkpoint.ParseManifest(manifest)
+	if err != nil {
+		return err.Error()
+	}
+	return m.Misfit(size)
 }
 
 // Dataset is an opened source, listed.
@@ -313,6 +328,19 @@ func Open(ctx context.Context, from string, c *Options, log *slog.Logger, note f
 	return s, s.keep(ctx, origin, c, log)
 }
 
+// UntilDark returns a context for work that needs all of a remote source, such as recognizing its formats. The context ends when the
+// source gives nothing any more: each of its objects has a patience of its own, and there may be very many. why turns the error of such
+// work into the reason. It is called before the source is opened.
+func (c *Options) UntilDark(ctx context.Context) (working context.Context, why func(error) error) {
+	working, c.dark = context.WithCancelCause(ctx)
+	return working, func(err error) error {
+		if cause := context.Cause(working); err != nil && errors.Is(cause, fetch.ErrUnreachable) {
+			return cause
+		}
+		return err
+	}
+}
+
 // requests is how a remote source is asked.
 func (c *Options) requests(log *slog.Logger, note func(string), tracer *trace.Tracer) (opt fetch.Options, err error) {
 	switch {
@@ -325,7 +353,7 @@ func (c *Options) requests(log *slog.Logger, note func(string), tracer *trace.Tr
 	}
 	guard, err := c.Guard()
 	return fetch.Options{
-		Connections: c.Connections, Patience: c.Patience, Wait: c.Wait, Listing: int64(c.MaxListing), Trace: tracer, Guard: guard,
+		Connections: c.Connections, Patience: c.Patience, Wait: c.Wait, Dark: c.dark, Listing: int64(c.MaxListing), Trace: tracer, Guard: guard,
 		Retrying: func(err error) {
 			doing := "trying again"
 			if errors.Is(err, fetch.ErrSilent) {

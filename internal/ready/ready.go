@@ -13,6 +13,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -52,8 +53,9 @@ func New(foreground bool) *Report {
 	if os.Getenv(Env) == "" {
 		return &Report{}
 	}
-	unix.CloseOnExec(descriptor) // the daemon's children must not keep the listener waiting,
-	_ = os.Unsetenv(Env)         // nor take another descriptor for it
+	_ = unix.SetNonblock(descriptor, true) // so that Abandoned can wait for it
+	unix.CloseOnExec(descriptor)           // the daemon's children must not keep the listener waiting,
+	_ = os.Unsetenv(Env)                   // nor take another descriptor for it
 	return &Report{to: os.NewFile(descriptor, "readiness"), notes: !foreground}
 }
 
@@ -83,6 +85,34 @@ func (r *Report) say(state, text string) bool {
 	}
 	fmt.Fprintf(r.to, "%s %s\n", state, strings.ReplaceAll(text, "\n", " "))
 	return true
+}
+
+// Abandoned calls end if the command that listens for notes is gone before it has heard whether there is a mount. stop ends the wait.
+func (r *Report) Abandoned(end func()) (stop func()) {
+	if !r.notes { // in the foreground a service manager decides what becomes of this process
+		return func() {}
+	}
+	conn, err := r.to.SyscallConn()
+	if err != nil {
+		return func() {}
+	}
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		_ = conn.Read(func(fd uintptr) bool { // the end that writes can be read where the other end is closed
+			poll := []unix.PollFd{{Fd: int32(fd)}}
+			_, err := unix.Poll(poll, 0)
+			gone := err == nil && poll[0].Revents&unix.POLLERR != 0
+			if gone {
+				end()
+			}
+			return gone
+		})
+	}()
+	return func() {
+		_ = r.to.SetReadDeadline(time.Unix(1, 0)) // fails where the lines are over, and so is the wait
+		<-over
+	}
 }
 
 // Close ends the lines.

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"strings"
 )
 
@@ -181,7 +182,10 @@ func (f *File) parse(footer []byte) error {
 
 // check compares the row groups with the schema and the file.
 func (f *File) check() error {
-	rows := int64(0)
+	rows, most := int64(0), f.Rows
+	if f.Rows == 0 {
+		most = math.MaxInt64 // some writers leave the sum out, and readers take that of the row groups
+	}
 	for i := range f.Groups {
 		g := &f.Groups[i]
 		if len(g.chunks) != len(f.Columns) {
@@ -192,15 +196,21 @@ func (f *File) check() error {
 			if g.Rows == 0 {
 				break // writers put its columns anywhere
 			}
+			if c.encrypted {
+				continue // where it lies is encrypted, too
+			}
 			if c.start < 4 || c.bytes < 0 || c.start > f.size-c.bytes || c.values < 0 {
 				return fmt.Errorf("%w: row group %d has a column of %d bytes at %d, the file has %d", ErrBroken, i, c.bytes, c.start, f.size)
 			}
 			g.Start = min(g.Start, c.start)
 		}
-		if g.Rows < 0 || rows > f.Rows-g.Rows {
+		if g.Rows < 0 || rows > most-g.Rows {
 			return fmt.Errorf("%w: its row groups have more than its %d rows", ErrBroken, f.Rows)
 		}
 		rows += g.Rows
+	}
+	if f.Rows == 0 {
+		f.Rows = rows
 	}
 	if rows != f.Rows {
 		return fmt.Errorf("%w: its row groups have %d rows, the file %d", ErrBroken, rows, f.Rows)
