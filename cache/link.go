@@ -70,11 +70,7 @@ func (d *Dir) linked(name string, to linkTarget) *layout.Object {
 // which directories are passed. It has those open, so that nobody can put others in their place meanwhile.
 func (d *Dir) resolve(above []place, name string) (to linkTarget, err error) {
 	way, links := slices.Clone(above), 0
-	defer func() {
-		for _, p := range way {
-			p.close()
-		}
-	}()
+	defer func() { closeAll(way) }()
 	for rest := strings.Split(name, "/"); len(rest) > 0; {
 		dir, next := way[len(way)-1], rest[0]
 		if rest = rest[1:]; next == "" || next == "." {
@@ -96,17 +92,15 @@ func (d *Dir) resolve(above []place, name string) (to linkTarget, err error) {
 		}
 		switch kind := st.Mode & unix.S_IFMT; {
 		case kind == unix.S_IFLNK:
-			target, err := readlink(dir.fd, next)
-			to.by = append(to.by, dir.mayFollow(&st)...)
-			if below, ok := d.below(target); ok { // it goes on from the root
-				for _, p := range way[1:] {
-					p.close()
-				}
-				way, target = way[:1], below
-			}
-			if links++; err != nil || links > mostLinks || path.IsAbs(target) {
+			target, absolute, err := d.follow(dir, next)
+			if links++; err != nil || links > mostLinks {
 				return to, errors.Join(errNoTarget, err)
 			}
+			if absolute {
+				closeAll(way[1:])
+				way = way[:1]
+			}
+			to.by = append(to.by, dir.mayFollow(&st)...)
 			rest = append(strings.Split(target, "/"), rest...)
 		case kind == unix.S_IFDIR:
 			if dir, err = d.pass(dir.fd, next); err != nil {
@@ -117,10 +111,7 @@ func (d *Dir) resolve(above []place, name string) (to linkTarget, err error) {
 		case len(rest) > 0:
 			return to, unix.ENOTDIR
 		default:
-			for _, p := range way[1:] {
-				to.name = path.Join(to.name, p.base)
-			}
-			to.name = path.Join(to.name, next)
+			to.name = nameOf(way, next)
 			if to.at = st; kind == unix.S_IFREG {
 				to.perm = d.perm(dir.fd, next, &st)
 			}
@@ -129,6 +120,29 @@ func (d *Dir) resolve(above []place, name string) (to linkTarget, err error) {
 	}
 	to.at.Mode = unix.S_IFDIR
 	return to, nil
+}
+
+// follow reads a link. Where absolute is true, the target goes on from the root.
+func (d *Dir) follow(dir place, name string) (target string, absolute bool, err error) {
+	if target, err = readlink(dir.fd, name); err != nil {
+		return "", false, err
+	}
+	if below, ok := d.below(target); ok {
+		return below, true, nil
+	}
+	if path.IsAbs(target) {
+		return "", false, errNoTarget
+	}
+	return target, false, nil
+}
+
+// nameOf is the name of a file below the first of the directories on the way to it.
+func nameOf(way []place, base string) string {
+	var parts []string
+	for _, p := range way[1:] {
+		parts = append(parts, p.base)
+	}
+	return strings.Join(append(parts, base), "/")
 }
 
 // below gives what follows the path of the root in an absolute target of a link. The path is the one by which the root was opened, or the
@@ -171,6 +185,12 @@ func (d *Dir) placeOf(fd int, st *unix.Stat_t) place {
 func (p place) close() {
 	if p.passed {
 		_ = unix.Close(p.fd) // it was only looked through
+	}
+}
+
+func closeAll(way []place) {
+	for _, p := range way {
+		p.close()
 	}
 }
 
