@@ -9,6 +9,7 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -27,7 +28,8 @@ var ErrDamaged = errors.New("the bytes are damaged")
 // them, are refused. It is safe for concurrent use.
 type Dir struct {
 	path  string
-	only  string // the one file that is listed, "" for all
+	paths []string // by which absolute links lead into it
+	only  string   // the one file that is listed, "" for all
 	by    stampBy
 	root  *os.Root
 	fd    int // the same directory, for openat2
@@ -70,6 +72,10 @@ func (d *Dir) openRoot(path string, maxOpen int) (err error) {
 	if d.fd, err = unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
 		_ = d.root.Close()
 		return fmt.Errorf("open the source: %w", err)
+	}
+	d.paths = []string{strings.TrimRight(d.path, "/")}
+	if real, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", d.fd)); err == nil { // the path may lead to the mount by now
+		d.paths = append(d.paths, strings.TrimRight(real, "/"))
 	}
 	d.files = newFilePool(maxOpen, d.open, d.stampOf)
 	return nil

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -60,21 +61,32 @@ func TestListFollowsLinksInsideTheRootOnly(t *testing.T) {
 	write(t, filepath.Join(root, "a", "b", "file"), "12345")
 	for link, target := range map[string]string{
 		"inside": "a/b/file", "dir": "a", "outside": filepath.Join(outside, "secret"), "up": "../secret", "dangling": "nothing",
-		"loop": "loop", "absolute": filepath.Join(root, "a"),
+		"loop": "loop", "absolute": filepath.Join(outside, "secret"), "a/here": filepath.Join(root, "a", "b"), "a/b/there": filepath.Join(root, "inside"),
+		"almost": root + "x/a", "by": "a/here/file", "root": root, "beyond": root + "/../" + filepath.Base(outside) + "/secret",
 	} {
 		if err := os.Symlink(target, filepath.Join(root, link)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	_, l := open(t, root)
-	if want := []string{"a/b/file", "inside"}; !slices.Equal(names(l), want) {
+	if want := []string{"a/b/file", "a/b/there", "by", "inside"}; !slices.Equal(names(l), want) {
 		t.Errorf("objects %q, want %q", names(l), want)
 	}
-	if len(l.Links) != 1 || l.Links[0].Name != "dir" || l.Links[0].Target != "a" {
-		t.Errorf("links %+v", l.Links)
+	for _, o := range l.Objects {
+		p := make([]byte, 5)
+		if _, err := o.ReadAt(t.Context(), p, 0); err != nil || string(p) != "12345" {
+			t.Errorf("%s has %q, %v", o.Name, p, err)
+		}
 	}
-	if len(l.Problems) != 5 {
-		t.Errorf("%d problems, want one for each of the 5 refused links: %v", len(l.Problems), l.Problems)
+	targets := map[string]string{}
+	for _, k := range l.Links {
+		targets[k.Name] = k.Target
+	}
+	if want := map[string]string{"dir": "a", "a/here": "../a/b", "root": "."}; !maps.Equal(targets, want) {
+		t.Errorf("links %v, want %v", targets, want)
+	}
+	if len(l.Problems) != 7 {
+		t.Errorf("%d problems, want one for each of the 7 refused links: %v", len(l.Problems), l.Problems)
 	}
 	if len(l.Dirs) != 3 || l.Dirs[0].Name != "" {
 		t.Errorf("dirs %+v", l.Dirs)

@@ -1,6 +1,7 @@
 package cache
 
 import (
+	"cmp"
 	"errors"
 	"path"
 	"slices"
@@ -14,6 +15,7 @@ import (
 // place is an open directory on the way from the root to a file.
 type place struct {
 	fd     int
+	base   string // its name, where it was passed
 	rights Rights
 	shared bool // everybody may make files in it, and nobody remove those of others
 	passed bool // on the way of a link, and not above it
@@ -26,6 +28,7 @@ var errNoTarget = errors.New("the link has no target below the root")
 type linkTarget struct {
 	at   unix.Stat_t
 	perm uint16
+	name string   // below the first of the directories from which it was resolved
 	by   []Rights // directories that are passed, and are not above the link, and links that not everybody may follow
 }
 
@@ -43,6 +46,9 @@ func (d *Dir) link(l *Listing, above []place, name string, link *unix.Stat_t) {
 		return
 	}
 	target, err := readlink(dir, path.Base(name))
+	if below, ok := d.below(target); ok { // in the mount it is to lead to the mount's own directory
+		target = strings.Repeat("../", strings.Count(name, "/")) + cmp.Or(below, ".")
+	}
 	if err != nil || to.at.Mode&unix.S_IFMT != unix.S_IFDIR {
 		l.leaveOut(name, "symbolic link to a special file: left out")
 		return
@@ -64,12 +70,8 @@ func (d *Dir) linked(name string, to linkTarget) *layout.Object {
 // which directories are passed. It has those open, so that nobody can put others in their place meanwhile.
 func (d *Dir) resolve(above []place, name string) (to linkTarget, err error) {
 	way, links := slices.Clone(above), 0
-	defer func() {
-		for _, p := range way {
-			p.close()
-		}
-	}()
-	for rest := []string{name}; len(rest) > 0; {
+	defer func() { closeAll(way) }()
+	for rest := strings.Split(name, "/"); len(rest) > 0; {
 		dir, next := way[len(way)-1], rest[0]
 		if rest = rest[1:]; next == "" || next == "." {
 			continue
@@ -90,9 +92,13 @@ func (d *Dir) resolve(above []place, name string) (to linkTarget, err error) {
 		}
 		switch kind := st.Mode & unix.S_IFMT; {
 		case kind == unix.S_IFLNK:
-			target, err := readlink(dir.fd, next)
-			if links++; err != nil || links > mostLinks || path.IsAbs(target) {
+			target, absolute, err := d.follow(dir, next)
+			if links++; err != nil || links > mostLinks {
 				return to, errors.Join(errNoTarget, err)
+			}
+			if absolute {
+				closeAll(way[1:])
+				way = way[:1]
 			}
 			to.by = append(to.by, dir.mayFollow(&st)...)
 			rest = append(strings.Split(target, "/"), rest...)
@@ -100,10 +106,12 @@ func (d *Dir) resolve(above []place, name string) (to linkTarget, err error) {
 			if dir, err = d.pass(dir.fd, next); err != nil {
 				return to, err
 			}
+			dir.base = next
 			way = append(way, dir)
 		case len(rest) > 0:
 			return to, unix.ENOTDIR
 		default:
+			to.name = nameOf(way, next)
 			if to.at = st; kind == unix.S_IFREG {
 				to.perm = d.perm(dir.fd, next, &st)
 			}
@@ -112,6 +120,40 @@ func (d *Dir) resolve(above []place, name string) (to linkTarget, err error) {
 	}
 	to.at.Mode = unix.S_IFDIR
 	return to, nil
+}
+
+// follow reads a link. Where absolute is true, the target goes on from the root.
+func (d *Dir) follow(dir place, name string) (target string, absolute bool, err error) {
+	if target, err = readlink(dir.fd, name); err != nil {
+		return "", false, err
+	}
+	if below, ok := d.below(target); ok {
+		return below, true, nil
+	}
+	if path.IsAbs(target) {
+		return "", false, errNoTarget
+	}
+	return target, false, nil
+}
+
+// nameOf is the name of a file below the first of the directories on the way to it.
+func nameOf(way []place, base string) string {
+	var parts []string
+	for _, p := range way[1:] {
+		parts = append(parts, p.base)
+	}
+	return strings.Join(append(parts, base), "/")
+}
+
+// below gives what follows the path of the root in an absolute target of a link. The path is the one by which the root was opened, or the
+// one that it has without links: nobody needs to pass other directories to come to it.
+func (d *Dir) below(target string) (rest string, ok bool) {
+	for _, root := range d.paths {
+		if rest, ok = strings.CutPrefix(target, root); ok && (rest == "" || rest[0] == '/') {
+			return strings.TrimLeft(rest, "/"), true
+		}
+	}
+	return "", false
 }
 
 // mostLinks is how many links the kernel follows on the way to one file (MAXSYMLINKS).
@@ -143,6 +185,12 @@ func (d *Dir) placeOf(fd int, st *unix.Stat_t) place {
 func (p place) close() {
 	if p.passed {
 		_ = unix.Close(p.fd) // it was only looked through
+	}
+}
+
+func closeAll(way []place) {
+	for _, p := range way {
+		p.close()
 	}
 }
 

@@ -47,8 +47,16 @@ func (d *Dir) open(o *layout.Object) (fd int, at stamp, err error) { return d.op
 func (d *Dir) openBelow(dir int, o *layout.Object) (fd int, at stamp, err error) {
 	// O_NONBLOCK: a shard that became a pipe must not wait for its writer.
 	how := unix.OpenHow{Flags: unix.O_RDONLY | unix.O_CLOEXEC | unix.O_NONBLOCK, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS}
+	name := o.Name
 	for range 100 { // EAGAIN: something was renamed meanwhile. It is also what a file says that is leased
-		if fd, err = unix.Openat2(dir, o.Name, &how); !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.EAGAIN) {
+		fd, err = unix.Openat2(dir, name, &how)
+		if errors.Is(err, unix.EXDEV) && name == o.Name { // by an absolute link, which may lead below the root all the same
+			if to, missing := d.resolve([]place{{fd: d.fd}}, name); missing == nil && to.name != name {
+				name = to.name
+				continue
+			}
+		}
+		if !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.EAGAIN) {
 			break
 		}
 	}

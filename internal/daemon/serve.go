@@ -39,13 +39,8 @@ func (m *Mount) serve(ctx context.Context, life *handover.Life, report *ready.Re
 	opt.Trace = openTracer(opt.Version, opt.Log)
 	defer closeTracer(opt.Trace)
 	ctx, span := opt.Trace.Start(ctx, "mount") // of a spare, with the wait for its turn
-	making, why := ctx, func(err error) error { return err }
-	if !life.Adopts() { // otherwise there are readers, who wait as long as each of their reads may
-		wanted, end := context.WithCancel(ctx)
-		defer end()
-		defer report.Abandoned(end)()
-		making, why = m.Dataset.UntilDark(wanted)
-	}
+	making, why, made := m.making(ctx, life, report)
+	defer made()
 	from, err := m.open(making, &opt, report.Note)
 	if err != nil {
 		span.End("source")
@@ -87,6 +82,18 @@ func (m *Mount) serve(ctx context.Context, life *handover.Life, report *ready.Re
 	}
 	opt.Log.Info("unmounted", "seconds", time.Since(began).Seconds())
 	return err
+}
+
+// making returns a context for making a mount. It ends when the source gives nothing, and when the command that waits for the mount is gone.
+// why turns an error into the reason.
+func (m *Mount) making(ctx context.Context, life *handover.Life, report *ready.Report) (making context.Context, why func(error) error, made func()) {
+	if life.Adopts() { // there are readers, who wait as long as each of their reads may
+		return ctx, func(err error) error { return err }, func() {}
+	}
+	wanted, end := context.WithCancel(ctx)
+	stop := report.Abandoned(end)
+	making, why = m.Dataset.UntilDark(wanted)
+	return making, why, func() { stop(); end() }
 }
 
 // begin makes the mount of a source.

@@ -48,7 +48,7 @@ func newStalledSite(t testing.TB, stalled, healthy int, drips bool) *stalledSite
 }
 
 // readers read all stalled objects of a mount until end.
-func (s *stalledSite) readers(t testing.TB, m *blackbox.Mount) (read *atomic.Int64, end func()) {
+func (s *stalledSite) readers(m *blackbox.Mount) (read *atomic.Int64, end func()) {
 	read = &atomic.Int64{}
 	var wg sync.WaitGroup
 	for name := range s.files {
@@ -82,7 +82,7 @@ func TestHealthyBesideStalled(t *testing.T) {
 				t.Fatal("the formats are not recognized")
 			}
 			s.stalls.Store(true)
-			read, end := s.readers(t, m.Mount)
+			read, end := s.readers(m.Mount)
 			defer end()
 			if !blackbox.Within(patience, func() bool { return s.asked.Load() >= 16 }) {
 				t.Fatal("the stalled objects are not read")
@@ -131,7 +131,7 @@ func BenchmarkHealthyBesideStalled(b *testing.B) {
 						time.Sleep(20 * time.Millisecond) // as below
 					}
 					s.stalls.Store(true)
-					_, end := s.readers(b, m)
+					_, end := s.readers(m)
 					for began := time.Now(); next < healthy && time.Since(began) < 15*time.Second; time.Sleep(20 * time.Millisecond) {
 						if time.Since(began) < 5*time.Second {
 							early = append(early, one())
