@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"regexp"
 	"strconv"
 	"strings"
 
@@ -33,7 +32,10 @@ const (
 func isTracker(name string) bool { return name == megatronTracker || name == deepspeedTracker }
 
 // megatrons tells the names of Megatron's checkpoints. Its tracker says when one is finished, and nothing else does.
-var megatrons = regexp.MustCompile(`^(iter_[0-9]{7,}|release)$`).MatchString
+func megatrons(name string) bool {
+	digits, ok := strings.CutPrefix(name, "iter_")
+	return name == "release" || ok && len(digits) >= 7 && strings.Trim(digits, "0123456789") == ""
+}
 
 // word is what was said of a draft.
 type word struct {

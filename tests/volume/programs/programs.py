@@ -76,8 +76,7 @@ def safetensors(mount):
 
 
 def deepspeed(mount):
-    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29533"}
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    group()
     import deepspeed
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
@@ -103,6 +102,12 @@ def deepspeed(mount):
     path, client = engine.load_checkpoint(mount)
     assert path is not None and client["note"] == 1
     same(before, engine.module.state_dict())
+    assert engine.save_checkpoint(mount, tag="two") and not published(mount / "two")
+    assert engine.save_checkpoint(mount, tag="three") and published(mount / "two"), "latest has not published it"
+    path, _ = engine.load_checkpoint(mount, tag="two")
+    assert path is not None
+    shutil.rmtree(mount / "two", ignore_errors=True)
+    assert published(mount / "three") and not (mount / "two").exists()
 
 
 def transformers(mount):
@@ -145,6 +150,91 @@ def trainer(mount):
     again = transformers.GPT2LMHeadModel.from_pretrained(mount / "checkpoint-3")
     same(it.model.state_dict(), again.state_dict())
     transformers.Trainer(model=again, args=arguments, train_dataset=data).train(resume_from_checkpoint=str(mount / "checkpoint-3"))
+
+
+def group():
+    """A process group of this process alone."""
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29533"}
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+
+
+def published(path):
+    return (path / ".hbmfs-manifest.json").exists()
+
+
+def megatron_save(mount, step):
+    """What Megatron's training loop does, up to its tracker."""
+    from megatron.core import dist_checkpointing
+
+    torch.cuda.synchronize, torch.cuda.current_device = lambda *_: None, lambda: "cpu"  # there is no GPU here
+    path = mount / f"iter_{step:07d}"
+    path.mkdir(exist_ok=True)
+    dist_checkpointing.save(megatron_state(step), str(path))
+    assert (path / ".metadata").exists() and (path / "metadata.json").exists() and not published(path)
+    return path
+
+
+def megatron_state(value):
+    from megatron.core.dist_checkpointing import ShardedTensor
+
+    return {"weight": ShardedTensor.from_rank_offsets("weight", torch.full((64, 8), float(value)), replica_id=0), "step": value}
+
+
+def megatron(mount):
+    group()
+    from megatron.core import dist_checkpointing
+
+    tracker = mount / "latest_checkpointed_iteration.txt"
+    for step in (1, 2):
+        path = megatron_save(mount, step)
+        tracker.write_text(str(step))
+        assert published(path), "the tracker has not published it"
+    killed = subprocess.run([sys.executable, __file__, "megatron_killed", mount], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=240)
+    assert killed.returncode == -9 and not published(mount / "iter_0000003"), killed
+    state = dist_checkpointing.load(megatron_state(0), str(mount / f"iter_{int(tracker.read_text()):07d}"))
+    assert state["step"] == 2 and torch.equal(state["weight"], torch.full((64, 8), 2.0))
+    path = megatron_save(mount, 3)  # once more, over what the killed one left
+    tracker.write_text("3")
+    state = dist_checkpointing.load(megatron_state(0), str(path))
+    assert state["step"] == 3 and torch.equal(state["weight"], torch.full((64, 8), 3.0))
+    shutil.rmtree(mount / "iter_0000001", ignore_errors=True)
+    assert sorted(p.name for p in mount.glob("iter_*")) == ["iter_0000002", "iter_0000003"]
+
+
+def megatron_killed(mount):
+    """Is killed before it writes the tracker."""
+    group()
+    megatron_save(mount, 3)
+    os.kill(os.getpid(), 9)
+
+
+def lightning(mount):
+    from lightning.fabric import Fabric
+    from lightning.fabric.strategies import ModelParallelStrategy
+    from torch.distributed.fsdp import fully_shard
+
+    def parallelize(model, mesh):
+        return fully_shard(model, mesh=mesh["data_parallel"])
+
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    fabric = Fabric(accelerator="cpu", devices=1, strategy=ModelParallelStrategy(parallelize, data_parallel_size=1, tensor_parallel_size=1))
+    fabric.launch()
+    with fabric.init_module(empty_init=False):
+        module = torch.nn.Linear(80, 40)
+    model = fabric.setup(module)
+    saved = {name: value.full_tensor().clone() for name, value in model.state_dict().items()}
+    for step in (1, 2):
+        fabric.save(mount / f"lightning-{step}", {"model": model, "step": step})  # which ends with meta.pt
+        assert (mount / f"lightning-{step}" / "meta.pt").exists()
+        publish(mount / f"lightning-{step}")
+    with torch.no_grad():
+        model.weight.zero_()
+    state = {"model": model, "step": 0}
+    fabric.load(mount / "lightning-2", state)
+    assert state["step"] == 2
+    same(saved, {name: value.full_tensor() for name, value in model.state_dict().items()})
+    shutil.rmtree(mount / "lightning-1", ignore_errors=True)
+    assert [p.name for p in mount.glob("lightning-*")] == ["lightning-2"]
 
 
 def numpy(mount):
