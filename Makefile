@@ -34,7 +34,7 @@ SBOM    = $(CACHE)/sbom
 SHARE   = $(DESTDIR)$(PREFIX)/share
 
 .DEFAULT_GOAL := help
-.PHONY: help go build lib demo test testreport test-programs test-peers test-minio test-cluster cluster-images test-gpu lint bench soak-handover soak-volume bench-remote install uninstall packages image chart dist clean
+.PHONY: help go build lib demo test testreport test-programs test-peers test-minio test-cluster cluster-images test-gpu lint bench soak-handover soak-volume soak-random bench-remote install uninstall packages image chart dist clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -61,15 +61,21 @@ lib: go ## Build bin/libhbmfs.so and its header, the reader for C and Python (ne
 	ln -sf libhbmfs.so $(BIN)/libhbmfs.so.$(ABI)
 	cp cmd/libhbmfs/libhbmfs.h $(BIN)/libhbmfs.h
 
-demo: build $(if $(shell command -v $${CC:-cc}),lib) ## Tokenize the Go source tree, mount it, verify every byte, show the rates, save checkpoints (1-2 minutes)
-	@tools/need.sh fuse
-	$(GO) run ./tests/demo --hbmfs bin/hbmfs
+MADE = $(MAKE) --no-print-directory build lib
+
+demo: go ## Tokenize the Go source tree, mount it, verify every byte, show the rates, save checkpoints (1-2 minutes, once it is built)
+	@tools/need.sh fuse cc python
+	@$(MADE)
+	@python=$$(tests/demo/python.sh $(CACHE)/demo $(VENV)) && HBMFS_PYTHON=$$python $(GO) run ./tests/demo --hbmfs $(BIN)/hbmfs
 
 # Packages are tested two more at once than there are CPUs, since many tests wait, and the longest come first. Each further way of
 # building compiles all packages anew where the Go cache is empty. So go test vets what it builds, what reports is built as hbmfs is,
 # and the suites share what is built here. The race detector would sleep a second before each of a thousand processes exits.
 AT_ONCE ?= $(shell expr $$(nproc 2>/dev/null || echo 2) + 2)
-LONGEST  = ./tests/python ./tests/mount ./tests/csi ./tests/volume ./tests/origins ./cufile ./tests/control ./internal/pack ./internal/drain ./cufile/writer ./tests/cufile
+LONGEST  = ./tests/python/dcp ./tests/python/checkpoints ./tests/python/datasets ./tests/python/readers ./tests/handover ./tests/mount ./tests/files ./tests/csi ./tests/volume/programs ./tests/origins ./tests/volume ./tests/lies ./cufile ./tests/control ./internal/pack ./internal/drain ./cufile/writer ./tests/cufile
+
+# All of .ci/run has 90 minutes in CI. What hangs is named before, since testreport ends each package in time, and each run.
+LIMITS = --limits tests/limits.txt
 
 # The Python environment is downloaded while programs are built. make -n would carry out a line that has MAKE in it.
 BUILT = $(MAKE) --no-print-directory test-programs
@@ -86,8 +92,8 @@ test: go ## Run every check but lint: vet, gofmt, Go tests with the race detecto
 	  HBMFS_CSI=$(abspath bin/hbmfs-csi) HBMFS_CSI_SANITY=$(if $(filter 1,$(SERVERS)),$(abspath $(SANITY))) \
 	  HBMFS_K8SCHECK=$(if $(filter 1,$(DEPLOY)),$(abspath $(K8SCHECK))) HBMFS_PACKAGES=$(if $(filter 1,$(DEPLOY)),$(abspath $(PACKAGES))) \
 	  HBMFS_IMAGE=$(if $(filter 1,$(DEPLOY)),$(abspath bin/image.tar)) \
-	  $(CACHE)/testreport --must-not-skip tests/must_not_skip.txt \
-	  -vet=all $(if $(filter 1,$(RACE)),-race) -timeout 25m -p $(AT_ONCE) $(LONGEST) ./...
+	  $(CACHE)/testreport --must-not-skip tests/must_not_skip.txt $(LIMITS) --whole=45m $(if $(WRITE_LIMITS),--write-limits=tests/limits.txt) \
+	  -vet=all $(if $(filter 1,$(RACE)),-race) -p $(AT_ONCE) $(LONGEST) ./...
 
 testreport: go
 	@mkdir -p $(CACHE)
@@ -97,14 +103,17 @@ test-programs: build testreport $(if $(filter 1,$(READERS)),lib) $(if $(filter 1
 	@mkdir -p $(CACHE)/race
 	$(if $(filter 1,$(RACE)),$(GO) build -race -buildvcs=false -ldflags '-s -w' -o $(CACHE)/race/ ./cmd/hbmfs ./cmd/hbmfs-csi)
 
+# A soak has a new seed, which the command shows; SEED=N repeats one.
+SEED := $(or $(SEED),$(shell od -An -N4 -tu4 /dev/urandom | tr -d ' '))
+
 # What has the packages that others train with lies in these packages of tests. Its names have Peers in them. They run one after the
 # other, since MosaicML Streaming has the same names in /dev/shm in each process.
 test-peers: build lib testreport ## Run the real readers and writers: Megatron, DeepSpeed, Transformers, MosaicML Streaming, LitData and others (4 minutes)
 	@tools/need.sh fuse python $(if $(filter 1,$(RACE)),cc)
 	@tests/venv.sh $(PEERS) $(VENV)
 	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_PEERS=$(abspath $(PEERS)/bin/python) HBMFS_LIBRARY=$(abspath bin/libhbmfs.so) \
-	  $(CACHE)/testreport --must-not-skip tests/must_not_skip_peers.txt \
-	  $(if $(filter 1,$(RACE)),-race) -p 1 -run Peers ./tests/loaders ./tests/python ./tests/volume
+	  $(CACHE)/testreport --must-not-skip tests/must_not_skip_peers.txt $(LIMITS) --whole=15m \
+	  $(if $(filter 1,$(RACE)),-race) -p 1 -run Peers ./tests/loaders ./tests/python ./tests/volume/programs
 
 # The peers' wheels are a folder's, WHEELS: nothing is downloaded.
 test-gpu: build lib ## On a machine with an NVIDIA GPU: test every path in HBM, measure it, and with torch other loaders (GPU_OUT, WHEELS; 3 to 15 minutes)
@@ -165,9 +174,10 @@ $(MINIO): tests/origins/minio/go.mod tests/origins/minio/go.sum | go
 	@echo "building MinIO, once (minutes)"
 	CGO_ENABLED=0 tools/retry.sh $(GO) -C tests/origins/minio build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $(MINIO)) github.com/minio/minio
 
-test-minio: build $(MINIO) ## Test remote sources against MinIO, too (4 minutes the first time)
+test-minio: build testreport $(MINIO) ## Test remote sources against MinIO, too (4 minutes the first time)
 	@tools/need.sh fuse $(if $(filter 1,$(RACE)),cc) nginx strace
-	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_MINIO=$(abspath $(MINIO)) $(GO) test -count=1 $(if $(filter 1,$(RACE)),-race) ./tests/origins
+	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_MINIO=$(abspath $(MINIO)) \
+	  $(CACHE)/testreport $(LIMITS) --whole=12m $(if $(filter 1,$(RACE)),-race) ./tests/origins
 
 # A cluster of one node: Kubernetes' programs in one, Helm, and images of hbmfs in two versions and of what its pods run. None of it is
 # part of make test: the programs take a quarter of an hour and 1 GB of the Go cache to build.
@@ -212,7 +222,7 @@ $(CLUSTER)/$(EARLIER)/bin/image.tar: | go
 
 test-cluster: $(CLUSTER)/kubernetes $(CLUSTER)/helm cluster-images $(if $(FORMER),$(FORMER)/bin/image.tar) ## Run the chart in a cluster of Kubernetes that this machine becomes, as root (20 minutes; 15 more the first time)
 	@tools/need.sh fuse cluster
-	HBMFS_CLUSTER=$(abspath $(CLUSTER)) HBMFS_CLUSTER_LOGS=$(abspath $(CLUSTER)/logs) HBMFS_CLUSTER_EARLIER=$(abspath $(FORMER)) $(GO) test -count=1 -v -timeout 2h $(CLUSTERFLAGS) ./tests/cluster
+	HBMFS_CLUSTER=$(abspath $(CLUSTER)) HBMFS_CLUSTER_LOGS=$(abspath $(CLUSTER)/logs) HBMFS_CLUSTER_EARLIER=$(abspath $(FORMER)) HBMFS_SEED=$(SEED) $(GO) test -count=1 -v -timeout 2h $(CLUSTERFLAGS) ./tests/cluster
 
 bench: build ## Measure the mount against direct reads and write docs/benchmarks.md (about 5 minutes)
 	@tools/need.sh fuse
@@ -221,20 +231,26 @@ bench: build ## Measure the mount against direct reads and write docs/benchmarks
 	$(STATIC) -o $(CACHE)/loopback ./tests/bench/loopback
 	$(CACHE)/bench --hbmfs bin/hbmfs --loopback $(CACHE)/loopback --docs docs $(BENCHFLAGS)
 
-soak-handover: build ## Replace daemons under readers, 200 times with 1,000 files, 20 times with 100,000, and kill them while they take over (8 minutes)
+soak-handover: build ## Replace daemons under readers, 200 times with 1,000 files, 20 times with 100,000, and kill them, and keepers, while they take over (12 minutes)
 	@tools/need.sh fuse python
 	@tests/venv.sh $(PEERS) $(VENV)
-	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_HANDOVERS=100 HBMFS_HANDOVER_FILES=1000 HBMFS_HANDOVER_BUSY=2 HBMFS_HANDOVER_REST_US=0 \
+	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_HANDOVERS=100 HBMFS_KILLS=500 HBMFS_HANDOVER_FILES=1000 HBMFS_HANDOVER_BUSY=2 HBMFS_HANDOVER_REST_US=0 \
 	  HBMFS_PYTHON=$(abspath $(PEERS)/bin/python) HBMFS_PEERS=$(abspath $(PEERS)/bin/python) \
-	  $(GO) test -count=1 -v -timeout 20m -run 'TestReadersSeeNoHandover|TestHandoversLeaveNothing|TestNextDaemonIsKilled|TestBackingFilesComeBack' ./tests/mount
+	  $(GO) test -count=1 -v -timeout 20m -run 'TestReadersSeeNoHandover|TestHandoversLeaveNothing|TestNextDaemonIsKilled|TestBackingFilesComeBack|TestKeepersAndDaemonAreKilled|TestStoppedSpareIsAllThatIsLeft|TestSlowReadBesideKills' ./tests/handover
 	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_HANDOVERS=10 HBMFS_HANDOVER_FILES=100000 HBMFS_HANDOVER_BUSY=2 HBMFS_HANDOVER_REST_US=0 \
 	  HBMFS_PYTHON=$(abspath $(PEERS)/bin/python) HBMFS_PEERS=$(abspath $(PEERS)/bin/python) \
-	  $(GO) test -count=1 -v -timeout 20m -run TestReadersSeeNoHandover ./tests/mount
+	  $(GO) test -count=1 -v -timeout 20m -run TestReadersSeeNoHandover ./tests/handover
 
 soak-volume: build ## Have the disk of a checkpoint volume fail at every system call, and write and kill for half an hour (35 minutes; SOAK=30m)
 	@tools/need.sh fuse strace
 	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_FAULTS=1 $(GO) test -count=1 -v -timeout 20m -run TestDiskFails ./tests/volume
-	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_SOAK=$(or $(SOAK),30m) $(GO) test -count=1 -v -timeout 2h -run TestSoak ./tests/volume
+	HBMFS_SEED=$(SEED) HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_SOAK=$(or $(SOAK),30m) $(GO) test -count=1 -v -timeout 2h -run TestSoak ./tests/volume
+
+soak-random: build ## Do random things with a new seed to a KV volume's books, a draft's files and a node of Kubernetes (20 minutes; SEED=N repeats)
+	@tools/need.sh fuse nginx
+	HBMFS_SEED=$(SEED) HBMFS_TEST_KV_RANDOM=10m $(GO) test -count=1 -v -timeout 20m -run TestRandomClients ./internal/kv
+	HBMFS_SEED=$(SEED) HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_CSI=$(abspath bin/hbmfs-csi) HBMFS_CSI_ROUNDS=2000 \
+	  $(GO) test -count=1 -v -timeout 1h -run 'TestRandomOperations|TestRandomRounds' ./tests/volume ./tests/csi
 
 bench-remote: build $(S3) ## Measure first reads of remote sources beside rclone's and s3fs's, which must be there (RCLONE, 10 minutes)
 	@tools/need.sh fuse

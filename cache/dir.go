@@ -144,9 +144,9 @@ func (d *Dir) Borrow(ctx context.Context, o *layout.Object) (fd int, done func()
 func (d *Dir) Forget(o *layout.Object) { d.files.forget(o) }
 
 // OpenObject opens o read-only with a file description of its own, checked to be the listed version. The caller closes
-// the descriptor. It waits while another process has a lease of the file.
+// the descriptor. It waits a moment while another process has a lease of the file, and then fails with [ErrFileLeased].
 func (d *Dir) OpenObject(ctx context.Context, o *layout.Object) (fd int, err error) {
-	err = whenUnleased(ctx, func() error {
+	err = whenUnleased(ctx, leaseWait, func() error {
 		if fd, err = d.OpenForOthers(o); !errors.Is(err, ErrOtherMount) {
 			return err
 		}

@@ -3,6 +3,7 @@ package cache
 import (
 	"container/list"
 	"context"
+	"math"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -48,7 +49,7 @@ func (p *filePool) get(ctx context.Context, o *layout.Object) (*pooled, error) {
 	}
 	var fd int
 	var at stamp
-	err := whenUnleased(ctx, func() (err error) {
+	err := whenUnleased(ctx, math.MaxInt64, func() (err error) {
 		fd, at, err = p.open(o)
 		return err
 	})

@@ -23,12 +23,15 @@ var ErrFileLeased = errors.New("its holder of a lease has not let go of it yet: 
 // leaseLook is the time between two attempts to open a file that is leased.
 const leaseLook = 20 * time.Millisecond
 
-// whenUnleased calls open again until nobody has a lease of the file, or ctx ends. The kernel ends a lease that its
-// holder does not give back within fs.lease-break-time, 45 s.
-func whenUnleased(ctx context.Context, open func() error) error {
-	for {
+// leaseWait is how long an open waits for a lease: its program can try again, or say what is wrong. A read, which cannot, waits on. The kernel ends a
+// lease that its holder does not give back within fs.lease-break-time, 45 s.
+const leaseWait = 2 * time.Second
+
+// whenUnleased calls open again until nobody has a lease of the file, or a time is over, or ctx ends.
+func whenUnleased(ctx context.Context, most time.Duration, open func() error) error {
+	for began := time.Now(); ; {
 		err := open()
-		if !errors.Is(err, ErrFileLeased) {
+		if !errors.Is(err, ErrFileLeased) || time.Since(began) > most {
 			return err
 		}
 		if err := pause.For(ctx, leaseLook); err != nil {

@@ -202,7 +202,7 @@ func ParseKVReserve(p []byte) (KVReserve, error) {
 	return m, r.end()
 }
 
-// KVHasCRC is a flag of KV_COMMIT and KV_SLOTS: the CRC-32C of the block's bytes is known.
+// KVHasCRC is a flag of KV_COMMIT and KV_SLOTS: the CRC-32C of the block's bytes is known. Blocks on the disk have it always, and readers compare it.
 const KVHasCRC = 1
 
 // KVSlot is the answer for one key: where its block lies, or shall lie.

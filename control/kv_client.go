@@ -13,7 +13,7 @@ import (
 //	n, err := c.OpenKV(ctx, control.KVOpen{Name: "llama-8b-fp8", BlockBytes: 2 << 20, Mode: 0o640, Flags: control.KVCreate | control.KVWrite})
 //	slots, err := n.Reserve(ctx, []control.KVBlock{{Key: key, Length: 2 << 20}})
 //	n.Tiers[slots[0].Tier].File.WriteAt(block, int64(slots[0].Slot)*n.SlotBytes)  // where Errno is 0
-//	done, err := n.Commit(ctx, []control.KVStored{{Token: slots[0].Token}})
+//	done, err := n.Commit(ctx, []control.KVStored{{Token: slots[0].Token, CRC: sum, Flags: control.KVHasCRC}})  // CRC-32C of block
 //
 // A block that was pinned and read is good once its release is answered without an error: ENOENT says that the pin ended before, and the slot may
 // have got other bytes meanwhile.

@@ -2,6 +2,7 @@ package cufile
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -60,7 +61,9 @@ func newReader(t testing.TB, o Options) *Reader {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := r.Close(); err != nil {
+		// On a busy machine a step may take longer than Close waits.
+		eventually(t, "the reader is closed", func() bool { err = r.Close(); return !errors.Is(err, ErrUnderWay) })
+		if err != nil {
 			t.Errorf("close: %v", err)
 		}
 		if o.Libraries.CUDA == "" {

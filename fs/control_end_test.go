@@ -34,11 +34,16 @@ func lingering(t *testing.T) *os.File {
 		}
 	})
 	tcp := c.(*net.TCPConn)
-	if err := errors.Join(tcp.SetLinger(60), tcp.SetWriteDeadline(time.Now().Add(50*time.Millisecond))); err != nil {
+	raw, err := tcp.SyscallConn()
+	if err = errors.Join(err, tcp.SetLinger(60)); err != nil {
 		t.Fatal(err)
 	}
-	for err == nil {
-		_, err = tcp.Write(make([]byte, 1<<20))
+	if err := raw.Control(func(fd uintptr) { // its peer reads nothing
+		for err == nil {
+			_, err = unix.Write(int(fd), make([]byte, 1<<20))
+		}
+	}); err != nil {
+		t.Fatal(err)
 	}
 	f, err := tcp.File()
 	if err = errors.Join(err, tcp.Close()); err != nil {
@@ -69,12 +74,32 @@ func TestTheEndIsBoundedWhereAPeerHoldsItUp(t *testing.T) {
 	_ = unix.SetNonblock(int(f.Fd()), true)
 	closed := make(chan error, 1)
 	go func() { closed <- f.Close() }() // it may be the last close, and end with the test
-	time.Sleep(100 * time.Millisecond)  // the session receives it
-	began := time.Now()
+	untilReceived(t, c.(*net.UnixConn))
 	cancel()
 	select {
 	case <-over:
-	case <-time.After(5 * endTime):
-		t.Errorf("after %v the end is still waited for", time.Since(began))
+	case <-time.After(10 * endTime):
+		t.Errorf("after %v the end is still waited for", 10*endTime)
+	}
+}
+
+// untilReceived waits until the peer has taken all that was sent.
+func untilReceived(t *testing.T, c *net.UnixConn) {
+	t.Helper()
+	raw, err := c.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		left := 0
+		if err := raw.Control(func(fd uintptr) { left, err = unix.IoctlGetInt(int(fd), unix.TIOCOUTQ) }); err != nil {
+			t.Fatal(err)
+		}
+		if err != nil || time.Now().After(end) {
+			t.Fatalf("%d bytes are not received: %v", left, err)
+		}
+		if left == 0 {
+			return
+		}
 	}
 }

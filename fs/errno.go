@@ -29,7 +29,7 @@ func statusOf(err error) fuse.Status {
 		return fuse.EINTR
 	case errors.Is(err, cache.ErrChanged):
 		return fuse.Status(syscall.ESTALE)
-	case errors.Is(err, cache.ErrFileLeased): // for a reader past FUSE: reads through the mount wait
+	case errors.Is(err, cache.ErrFileLeased): // reads through the mount wait, opens only a moment
 		return fuse.EAGAIN
 	case errors.Is(err, fs.ErrPermission):
 		return fuse.EACCES

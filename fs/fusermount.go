@@ -19,7 +19,7 @@ func (m *Mount) newServer(ctx context.Context, point string) (*fuse.Server, erro
 	opt := m.mountOptions()
 	if os.Geteuid() == 0 {
 		opt.DirectMountStrict = true // go-fuse would start fusermount3, too, and keep its words
-		server, err := fuse.NewServer(m.around, point, opt)
+		server, err := fuse.NewServer(m.guarded(), point, opt)
 		if err == nil || !errors.Is(err, unix.EPERM) {
 			return server, err
 		}
@@ -31,7 +31,7 @@ func (m *Mount) newServer(ctx context.Context, point string) (*fuse.Server, erro
 	if err != nil {
 		return nil, err
 	}
-	return fuse.NewServer(m.around, fmt.Sprintf("/dev/fd/%d", fd), opt) // a name that go-fuse takes for a mount that is made already
+	return fuse.NewServer(m.guarded(), fmt.Sprintf("/dev/fd/%d", fd), opt) // a name that go-fuse takes for a mount that is made already
 }
 
 // fusermount has fusermount3 mount at point, and returns the descriptor of the connection to the kernel. An error quotes

@@ -32,6 +32,7 @@ const (
 	keptJournal = "journal"
 	keptControl = "control" // the listening socket
 	keptPlans   = "plans"   // what readers said that they will read
+	keptRequest = "requests"
 )
 
 // Kinds of records in the journal.
@@ -52,6 +53,9 @@ type told struct {
 // makeBooks makes what the next daemon takes over while this one lives.
 func (m *Mount) makeBooks() (err error) {
 	if m.handles, err = newHandles(); err != nil || m.opt.Life == nil {
+		return err
+	}
+	if m.suspects, err = handover.NewSuspects(); err != nil {
 		return err
 	}
 	m.journal, err = handover.NewJournal()
@@ -251,6 +255,9 @@ func (m *Mount) leave() (handover.State, error) {
 	if l := m.control.listener; l != nil && err == nil {
 		err = m.opt.Life.Keep(keptControl, l)
 	}
+	if err == nil {
+		err = errors.Join(m.opt.Life.Keep(keptRequest, m.suspects.File()), m.suspects.Listen())
+	}
 	return s, err
 }
 
@@ -307,6 +314,9 @@ func (m *Mount) takeOver(ctx context.Context) error {
 	if err := errors.Join(replay(), m.journal.Cut()); err != nil {
 		return err
 	}
+	if err := m.adoptSuspects(); err != nil {
+		return err
+	}
 	if m.server, err = m.adoptServer(device, s.Init); err != nil {
 		return fmt.Errorf("go on with the mount at %s: %w", m.point, err)
 	}
@@ -332,6 +342,23 @@ func (m *Mount) takeOver(ctx context.Context) error {
 	return nil
 }
 
+// adoptSuspects takes over what requests are known to end daemons. An older program has left nothing of that.
+func (m *Mount) adoptSuspects() (err error) {
+	f, said := m.opt.Life.Took(keptRequest), ""
+	if f != nil {
+		m.suspects, said, err = handover.AdoptSuspects(f)
+	} else if m.suspects, err = handover.NewSuspects(); err == nil {
+		err = m.opt.Life.Keep(keptRequest, m.suspects.File())
+	}
+	if said != "" {
+		m.log.Error("the daemon before has crashed: its log has more", "said", said)
+	}
+	if err != nil {
+		return err
+	}
+	return m.suspects.Listen()
+}
+
 // indexAhead recognizes the dataset while another daemon serves, so that views that nobody has looked at need not wait for that. It
 // asks no server: a remote source is recognized when this daemon's turn has come.
 func (m *Mount) indexAhead(ctx context.Context) {
@@ -355,7 +382,7 @@ func (m *Mount) adoptServer(device *os.File, init []byte) (*fuse.Server, error) 
 	if _, err := unix.Write(ends[0], init); err != nil {
 		return nil, fmt.Errorf("say INIT again: %w", err)
 	}
-	server, err := fuse.NewServer(m.around, fmt.Sprintf("/dev/fd/%d", ends[1]), m.mountOptions())
+	server, err := fuse.NewServer(m.guarded(), fmt.Sprintf("/dev/fd/%d", ends[1]), m.mountOptions())
 	if err != nil {
 		return nil, err
 	}

@@ -104,11 +104,12 @@ type Mount struct {
 
 	backing    backings
 	handles    *handles
-	journal    *handover.Journal // nil where nobody holds the mount
-	plans      *plansBook        // nil where nobody holds the mount, or nothing is planned
-	told       map[uint64]told   // views that earlier daemons have told of, by inode number
-	savedViews atomic.Int64      // bytes
-	depth      int               // see stackDepth
+	journal    *handover.Journal  // nil where nobody holds the mount
+	suspects   *handover.Suspects // nil where nobody holds the mount
+	plans      *plansBook         // nil where nobody holds the mount, or nothing is planned
+	told       map[uint64]told    // views that earlier daemons have told of, by inode number
+	savedViews atomic.Int64       // bytes
+	depth      int                // see stackDepth
 	texts      texts
 	pipes      pipes
 	failed     failures

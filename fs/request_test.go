@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
 	"os/exec"
 	"runtime"
 	"syscall"
@@ -37,18 +38,31 @@ func TestInterruptedRequestsOfNobodyEnd(t *testing.T) {
 	}
 	defer func() { _ = sleeper.Wait() }() // killed, which is its error
 	defer func() { _ = sleeper.Process.Kill() }()
-	time.Sleep(10 * time.Millisecond) // it may run for a moment, as may a thread that goes to wait
+	for end := time.Now().Add(time.Minute); stateOf(t, sleeper.Process.Pid) != 'S'; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("it does not sleep")
+		}
+	}
 	for what, thread := range map[string]int{"in another PID namespace": 0, "gone": math.MaxInt32, "not in a request": sleeper.Process.Pid} {
 		r := interrupted(t, thread)
 		select {
 		case <-r.Done():
-		case <-time.After(10 * time.Second):
+		case <-time.After(time.Minute):
 			t.Errorf("%s: the request does not end", what)
 		}
 		if !errors.Is(r.Err(), context.Canceled) {
 			t.Errorf("%s: the request ends with %v", what, r.Err())
 		}
 	}
+}
+
+func stateOf(t *testing.T, pid int) byte {
+	t.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return parseCaller(status).state
 }
 
 // A request goes on while its caller has no fatal signal pending, and nothing that is made of it is left behind.
@@ -78,10 +92,10 @@ func TestInterruptedRequestsGoOn(t *testing.T) {
 	r.end()
 	select {
 	case <-child.Done():
-	case <-time.After(10 * time.Second):
+	case <-time.After(time.Minute):
 		t.Error("what was made of the request outlives it")
 	}
-	for until := time.Now().Add(10 * time.Second); runtime.NumGoroutine() > before; {
+	for until := time.Now().Add(time.Minute); runtime.NumGoroutine() > before; {
 		if time.Now().After(until) {
 			t.Fatalf("%d goroutines are left", runtime.NumGoroutine()-before)
 		}
@@ -89,7 +103,7 @@ func TestInterruptedRequestsGoOn(t *testing.T) {
 	}
 	select {
 	case <-interruptedAfterEnd(t):
-	case <-time.After(10 * time.Second):
+	case <-time.After(time.Minute):
 		t.Error("an answered request waits")
 	}
 }

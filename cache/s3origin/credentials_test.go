@@ -134,10 +134,9 @@ func TestIdentitiesThatAreNotThere(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			home := c.set(t)
-			began := time.Now()
 			as, err := c.asks(t)
-			if !errors.Is(err, fs.ErrPermission) || time.Since(began) > 30*time.Second {
-				t.Fatalf("asked as %q: %v after %v", as, err, time.Since(began))
+			if !errors.Is(err, fs.ErrPermission) || errors.Is(err, fetch.ErrUnreachable) { // which says that it was attempted for long
+				t.Fatalf("asked as %q: %v", as, err)
 			}
 			for word := range strings.FieldsSeq(strings.ReplaceAll(c.words, "~", home)) {
 				if !strings.Contains(err.Error(), word) {

@@ -1,11 +1,16 @@
 package s3origin
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"path"
 	"strings"
 
+	"golang.org/x/sync/errgroup"
+
+	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -15,6 +20,8 @@ const (
 	runState    = ".hbmfs-drain"         // a directory beside it, of what drains say to each other
 	runManifest = ".hbmfs-manifest.json" // the last object of a checkpoint
 )
+
+const mostManifest = 64 << 20 // bytes, as package checkpoint has it
 
 // IsAbsent tells whether an error means that an object is not there, in a bucket that is.
 func IsAbsent(err error) bool {
@@ -57,4 +64,84 @@ func isComplete(name string, runs, whole map[string]bool) bool {
 		}
 		end += next + 1
 	}
+}
+
+// whole leaves out the drained checkpoints that are not complete, and those that lack objects of their manifests or have others. It names the latter.
+func (o *Origin) whole(ctx context.Context, objects []*layout.Object) (kept []*layout.Object, problems []layout.Problem, err error) {
+	runs := map[string]bool{}
+	for _, obj := range objects {
+		if dir, base := path.Split(obj.Name); base == RunMark {
+			runs[dir] = true
+		}
+	}
+	objects = complete(objects)
+	if len(runs) == 0 || o.Misfit == nil {
+		return objects, nil, nil
+	}
+	sizes := make(map[string]int64, len(objects))
+	for _, obj := range objects {
+		sizes[obj.Name] = obj.Size
+	}
+	var manifests []*layout.Object
+	for _, obj := range objects {
+		dir, base := path.Split(obj.Name)
+		if run, _ := path.Split(strings.TrimSuffix(dir, "/")); base == runManifest && dir != "" && runs[run] {
+			manifests = append(manifests, obj)
+		}
+	}
+	whys, err := o.misfits(ctx, manifests, sizes)
+	if err != nil {
+		return nil, nil, err
+	}
+	broken := map[string]bool{}
+	for i, why := range whys {
+		if why != "" {
+			dir := path.Dir(manifests[i].Name)
+			broken[dir+"/"] = true
+			problems = append(problems, layout.Problem{Object: dir, Detail: "the checkpoint is damaged, and is left out: " + why})
+		}
+	}
+	for _, obj := range objects {
+		if !inAny(obj.Name, broken) {
+			kept = append(kept, obj)
+		}
+	}
+	return kept, problems, nil
+}
+
+// misfits compares checkpoints with their manifests, and says of each what does not fit.
+func (o *Origin) misfits(ctx context.Context, manifests []*layout.Object, sizes map[string]int64) (whys []string, err error) {
+	whys = make([]string, len(manifests))
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(4) // each has a manifest in memory
+	for i, m := range manifests {
+		g.Go(func() error {
+			if m.Size > mostManifest {
+				whys[i] = fmt.Sprintf("its manifest has %d bytes, more than any", m.Size)
+				return nil
+			}
+			text := make([]byte, m.Size)
+			switch _, err := o.ReadAt(ctx, m, text, 0); {
+			case errors.Is(err, cache.ErrChanged):
+				whys[i] = "its manifest was removed or replaced meanwhile"
+				return nil
+			case err != nil:
+				return fmt.Errorf("read %q: %w", m.Name, err)
+			}
+			dir := path.Dir(m.Name) + "/"
+			whys[i] = o.Misfit(text, func(name string) (int64, bool) { n, ok := sizes[dir+name]; return n, ok })
+			return nil
+		})
+	}
+	return whys, g.Wait()
+}
+
+// inAny tells whether a name lies below one of these directories.
+func inAny(name string, dirs map[string]bool) bool {
+	for i := range name {
+		if name[i] == '/' && dirs[name[:i+1]] {
+			return true
+		}
+	}
+	return false
 }

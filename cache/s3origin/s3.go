@@ -38,6 +38,10 @@ type Origin struct {
 	creds     *credentials.Credentials
 	transport http.RoundTripper
 	rotation  rotation
+
+	// Misfit compares a drained checkpoint's manifest with the listing, of which size gives the bytes of its files. It says what does not fit, ""
+	// for nothing. Such a checkpoint is left out. It is set before List; nil compares nothing.
+	Misfit func(manifest []byte, size func(name string) (bytes int64, there bool)) string
 }
 
 // Open makes an origin. Nothing is asked of the server yet.
@@ -234,10 +238,10 @@ func (o *Origin) List(ctx context.Context) (*cache.Listing, error) {
 		}
 	}
 	w := walk{origin: o, listing: o.NewListing(), found: make(chan []*layout.Object)}
-	g, ctx := errgroup.WithContext(ctx)
+	g, walking := errgroup.WithContext(ctx)
 	g.SetLimit(listers)
 	done := make(chan error, 1)
-	g.Go(func() error { return w.dir(ctx, g, o.source.dir) })
+	g.Go(func() error { return w.dir(walking, g, o.source.dir) })
 	go func() { // ends with the walk
 		done <- g.Wait()
 		close(w.found)
@@ -250,13 +254,19 @@ func (o *Origin) List(ctx context.Context) (*cache.Listing, error) {
 		return nil, fmt.Errorf("list %s: %w", o, err)
 	}
 	listed := len(objects)
-	if objects = complete(objects); len(objects) == 0 && listed > 0 {
+	objects, problems, err := o.whole(ctx, objects)
+	if err != nil {
+		return nil, fmt.Errorf("list %s: %w", o, err)
+	}
+	if len(objects) == 0 && listed > 0 {
 		return nil, fmt.Errorf("list %s: checkpoints are drained there, and none is complete yet: %w", o, fs.ErrNotExist)
 	}
 	if len(objects) == 0 {
 		return nil, fmt.Errorf("list %s: no object is there: %w", o, fs.ErrNotExist)
 	}
-	return cache.RemoteListing(objects), nil
+	l := cache.RemoteListing(objects)
+	l.Problems = append(l.Problems, problems...)
+	return l, nil
 }
 
 // one looks for an object whose key is the whole prefix, nil if there is none, or none that may be seen.

@@ -197,6 +197,9 @@ func (c *drainCommand) write(s *status.Drain) {
 			fmt.Fprintf(c.stdout, "%s: %s\n", e.Name, e.Why)
 		}
 	}
+	if s.Mended > 0 {
+		fmt.Fprintf(c.stdout, "%d checkpoints were damaged at the destination, and are whole there again\n", s.Mended)
+	}
 	if s.Trouble != "" {
 		fmt.Fprintf(c.stdout, "%s does not answer as it should since %.0f s: %s\n", s.Destination, s.TroubleFor, s.Trouble)
 	}

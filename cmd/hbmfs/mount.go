@@ -78,8 +78,9 @@ is made in its root is a draft: only its user can look into it, and no other mou
 never changes from then on, by one of
 
   mv MOUNTPOINT/step_100.tmp MOUNTPOINT/step_100   a rename to a name that does not end in .tmp
-  torch.distributed.checkpoint.save                its last step, the rename to .metadata
-  hbmfs publish MOUNTPOINT/step_100                for programs that do neither
+  hbmfs publish MOUNTPOINT/step_100                for any program
+  Megatron's and DeepSpeed's tracker files         which name it, once all ranks are done
+  torch.distributed.checkpoint.save                .metadata, once all processes that wrote to it have ended
 
 Publishing fails, with EBUSY, while a file of the draft is still open for writing. rmdir removes a whole checkpoint. Drafts
 end with the mount; a daemon that is replaced keeps them. With --draft-life container one that was begun in a container ends

@@ -589,7 +589,7 @@ int32_t hbmfs_write_wait(hbmfs_handle write, int64_t timeout_ns, hbmfs_write_res
  */
 #define HBMFS_KV_CREATE 1u /* make the namespace where there is none */
 #define HBMFS_KV_WRITE 2u  /* to put and to remove */
-#define HBMFS_KV_SUMS 4u   /* puts sum the bytes (CRC-32C), gets compare blocks that have a sum */
+#define HBMFS_KV_SUMS 4u   /* blocks in memory have checksums (CRC-32C), too, which gets compare; blocks on the disk always do */
 
 typedef struct hbmfs_kv_options {
 	uint32_t struct_size;

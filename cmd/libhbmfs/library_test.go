@@ -26,6 +26,7 @@ import (
 	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/cufile"
 	"github.com/hbmfs/hbmfs/internal/driver/fakegpu"
+	"github.com/hbmfs/hbmfs/tests/leaks"
 )
 
 func TestCodesAreTheHeaders(t *testing.T) {
@@ -132,7 +133,12 @@ func onEachDevice(t *testing.T, test func(t *testing.T, l *library, o readerOpti
 	small := cufile.Options{Threads: 3, Slot: 64 << 10, Arena: 4 << 20, Window: 256 << 10, Pinned: 1 << 20}
 	for _, name := range []string{"host", "gpu"} {
 		t.Run(name, func(t *testing.T) {
-			defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
+			before := goleak.IgnoreCurrent()
+			defer func() {
+				if err := leaks.Goroutines(before); err != nil {
+					t.Error(err)
+				}
+			}()
 			o := readerOptions{Options: small}
 			if o.Device = cufile.HostDevice; name == "gpu" {
 				o.Device, o.Libraries = 0, fakeGPU(t)

@@ -26,7 +26,7 @@ type job struct {
 	token  uint64
 	sums   bool // crc is wanted
 	crc    uint32
-	want   uint32 // what crc must be, of a get with sums
+	want   uint32 // what crc must be, of a get
 	path   Path
 	err    error // why the tier could not be read or written
 }
@@ -159,7 +159,7 @@ func (s *Store) copyHost(ctx context.Context, jobs []*job, in bool) error {
 	}
 	var pieces []*job
 	for _, j := range jobs {
-		if s.sums || j.block.size <= hostChunk {
+		if j.sums || j.block.size <= hostChunk {
 			pieces = append(pieces, j)
 			continue
 		}
@@ -229,11 +229,15 @@ func (j *job) copyGathered(in bool) error {
 
 // copyPart copies, and sums what is in the CPU's cache yet.
 func (j *job) copyPart(p []byte, at int64, in bool) error {
-	const near = 16 << 10
+	const near, nearCalls = 16 << 10, 128 << 10 // each piece of the page cache is a call
 	for len(p) > 0 {
 		n := len(p)
-		if j.sums && j.tier.kind == control.KVMemory {
+		switch {
+		case !j.sums || j.tier.direct():
+		case j.tier.kind == control.KVMemory:
 			n = min(n, near)
+		default:
+			n = min(n, nearCalls)
 		}
 		var err error
 		if in {

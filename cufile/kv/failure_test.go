@@ -14,6 +14,7 @@ import (
 	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/cufile/kv/kvtest"
 	"github.com/hbmfs/hbmfs/internal/device"
+	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
 var small = kvtest.Options{BlockBytes: 200_000, Memory: 10, Region: 5}
@@ -85,6 +86,40 @@ func TestDamageIsFoundBySums(t *testing.T) {
 		if n := b.daemon.Held(); n != 0 {
 			b.t.Errorf("%d pins are held, want none", n)
 		}
+	})
+}
+
+// Blocks on the disk have checksums, whoever wants some.
+func TestDamageOfTheDiskIsAlwaysFound(t *testing.T) {
+	for _, direct := range []bool{false, true} {
+		each(t, kvtest.Options{BlockBytes: 200_000, Disk: 10, Direct: direct}, Options{}, func(b *bed) {
+			blocks, data, _ := b.blocks(false, 2, 70_000, 200_000, 200_000)
+			b.put(blocks)
+			must(b.t, b.daemon.Damage(string(blocks[1].Key)))
+			must(b.t, b.daemon.Unsum(string(blocks[2].Key))) // as another client may have stored it
+			fresh, look := b.empty(data, blocks)
+			b.want(b.get(fresh).Outcomes, Done, Damaged, Damaged)
+			b.same(data[:1], look)
+			if n := b.daemon.Held(); n != 0 {
+				b.t.Errorf("%d pins are held, want none", n)
+			}
+		})
+	}
+}
+
+// Bytes that do not match are damage only if their pin held. Otherwise the slot may have got another block meanwhile.
+func TestBytesOfTheDiskWhosePinEndedAreReadAgain(t *testing.T) {
+	each(t, kvtest.Options{BlockBytes: 200_000, Disk: 10}, Options{}, func(b *bed) {
+		blocks, data, _ := b.blocks(false, 1, 200_000)
+		b.put(blocks)
+		must(b.t, b.daemon.Damage(string(blocks[0].Key)))
+		b.once(control.TypeKVRelease, true, func() {
+			must(b.t, b.daemon.Damage(string(blocks[0].Key))) // which makes it right again
+			b.daemon.Forget()
+		})
+		fresh, look := b.empty(data, blocks)
+		b.want(b.get(fresh).Outcomes, Done)
+		b.same(data, look)
 	})
 }
 
@@ -315,13 +350,14 @@ func TestManyRequestsGoOnTogether(t *testing.T) {
 // The daemon is replaced just after it gave slots, and the next one is found before the request has taken hold of their tiers.
 func TestSlotsOfADaemonThatWentAreGivenUp(t *testing.T) {
 	b := open(t, "host", kvtest.Options{BlockBytes: 4096, Memory: 400}, Options{look: 10 * time.Microsecond})
+	waits := rand.New(rand.NewPCG(blackbox.Seed(t), 1))
 	for round := range 50 {
 		p, _ := b.memory(noise(4096, 1))
 		block := []Block{{Key: fmt.Append(nil, round), Parts: []Memory{p}}}
 		for what, start := range []func([]Block, *uintptr, func()) (*Request, error){b.Put, b.Get} {
 			q, err := start(block, nil, nil)
 			must(t, err)
-			time.Sleep(time.Duration(rand.IntN(100)) * time.Microsecond)
+			time.Sleep(time.Duration(waits.IntN(100)) * time.Microsecond)
 			b.daemon.Cut()
 			r, err := q.Result()
 			must(t, err)
@@ -383,7 +419,7 @@ func TestMemoryThatIsNotThereIsNoFaultOfTheDisk(t *testing.T) {
 
 // What a request could not give up, since no daemon answered, the next connection gives up.
 func TestWhatIsNotNeededIsGivenUpLater(t *testing.T) {
-	b := open(t, "host", small, Options{redial: 50 * time.Millisecond})
+	b := open(t, "host", small, Options{redial: 2 * time.Second}) // in which the daemon answers on a busy machine, too
 	blocks, _, _ := b.blocks(false, 1, 5000)
 	b.put(blocks)
 	b.daemon.Before(func(t control.FrameType) bool { return t != control.TypeKVRelease }) // which is never answered

@@ -54,7 +54,13 @@ func (q *Request) get(ctx context.Context, first int, part []Block, which []int)
 			err = jobErr
 			continue
 		}
-		j.sums, j.want = s.sums && slot.Flags&control.KVHasCRC != 0, slot.CRC
+		known := slot.Flags&control.KVHasCRC != 0
+		if j.tier.kind == control.KVDisk && !known { // nothing tells whether the disk has lost the block
+			q.set(first+at, Damaged)
+			unused = append(unused, slot.Token)
+			continue
+		}
+		j.sums, j.want = known && (s.sums || j.tier.kind == control.KVDisk), slot.CRC
 		jobs = append(jobs, j)
 	}
 	if err == nil {
@@ -69,42 +75,55 @@ func (q *Request) get(ctx context.Context, first int, part []Block, which []int)
 
 // release ends the pins of blocks that were loaded. Only its answer says that they are good.
 func (q *Request) release(ctx context.Context, on *session, first int, jobs []*job, unused []uint64) (again []int, err error) {
-	var suspect []uint64
-	var good []*job
-	tokens := unused
+	var good, bad []*job
 	for _, j := range jobs {
-		switch {
-		case j.err != nil:
-			q.set(first+j.index, Failed)
-			suspect = append(suspect, j.token)
-		case j.sums && j.crc != j.want:
-			q.set(first+j.index, Damaged)
-			suspect = append(suspect, j.token)
-		default:
+		if j.err != nil || j.sums && j.crc != j.want {
+			bad = append(bad, j)
+		} else {
 			good = append(good, j)
-			tokens = append(tokens, j.token)
 		}
 	}
-	q.s.giveUp(on, control.KVSuspect, suspect)
-	if len(tokens) == 0 {
+	q.s.giveUp(on, 0, unused)
+	if again, err = q.unpin(ctx, on, control.KVSuspect, bad, func(j *job) {
+		outcome := Damaged
+		if j.err != nil {
+			outcome = Failed
+		}
+		q.set(first+j.index, outcome)
+	}); err != nil {
+		return nil, err
+	}
+	lost, err := q.unpin(ctx, on, 0, good, func(j *job) {
+		q.set(first+j.index, Done)
+		q.moved(j)
+	})
+	return append(again, lost...), err
+}
+
+// unpin ends the pins of blocks that were read. what is done with those whose pins held until then; the others are to be read again.
+func (q *Request) unpin(ctx context.Context, on *session, flags uint32, jobs []*job, what func(j *job)) (again []int, err error) {
+	if len(jobs) == 0 {
 		return nil, nil
+	}
+	tokens := make([]uint64, len(jobs))
+	for i, j := range jobs {
+		tokens[i] = j.token
 	}
 	var done []control.KVDone
 	_, err = q.s.ask(ctx, on, func(n *control.Namespace) error {
-		done, err = n.Release(ctx, 0, tokens...)
+		done, err = n.Release(ctx, flags, tokens...)
 		return err
 	})
 	if err != nil && !errors.Is(err, errRestarted) {
 		q.s.giveUp(on, 0, tokens)
 		return nil, fmt.Errorf("get: %w", err)
 	}
-	for i, j := range good {
-		if err != nil || done[len(unused)+i].Errno != 0 {
+	for i, j := range jobs {
+		if err != nil || done[i].Errno != 0 {
 			again = append(again, j.index)
-			continue
+		} else {
+			what(j)
 		}
-		q.set(first+j.index, Done)
-		q.moved(j)
 	}
 	return again, nil
 }

@@ -13,12 +13,15 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
 	"github.com/hbmfs/hbmfs/cufile/kv/kvtest"
 	"github.com/hbmfs/hbmfs/internal/driver"
 	"github.com/hbmfs/hbmfs/internal/driver/fakegpu"
+	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/leaks"
 )
 
 func must(t testing.TB, err error) {
@@ -62,7 +65,7 @@ func each(t *testing.T, d kvtest.Options, o Options, test func(b *bed)) {
 // open fails the test when the Store does not give everything back.
 func open(t *testing.T, on string, d kvtest.Options, o Options) *bed {
 	t.Helper()
-	leaks := goleak.IgnoreCurrent()
+	before := goleak.IgnoreCurrent()
 	d.Dir = t.TempDir()
 	daemon, err := kvtest.Start(d)
 	must(t, err)
@@ -79,10 +82,12 @@ func open(t *testing.T, on string, d kvtest.Options, o Options) *bed {
 	s, err := Open(context.Background(), d.Dir, "test", o)
 	must(t, err)
 	t.Cleanup(func() {
-		if err := errors.Join(s.Close(), daemon.Close()); err != nil {
+		// On a busy machine a step may take longer than Close waits.
+		blackbox.Within(time.Minute, func() bool { err = s.Close(); return !errors.Is(err, ErrUnderWay) })
+		if err := errors.Join(err, daemon.Close()); err != nil {
 			t.Errorf("close: %v", err)
 		}
-		if err := goleak.Find(leaks); err != nil {
+		if err := leaks.Goroutines(before); err != nil {
 			t.Error(err)
 		}
 		if on == "host" {

@@ -56,7 +56,7 @@ func (q *Request) put(ctx context.Context, first int, part []Block, which []int)
 			err = jobErr
 			continue
 		}
-		j.sums = s.sums
+		j.sums = s.sums || j.tier.kind == control.KVDisk
 		jobs = append(jobs, j)
 	}
 	if err == nil {

@@ -32,7 +32,7 @@ type Options struct {
 	Create     bool   // make the namespace where there is none
 	Write      bool   // to put and remove
 	Mode       uint32 // permission bits of a namespace that this makes; 0: 0600
-	Sums       bool   // puts sum the bytes (CRC-32C), gets compare them where the block has a sum
+	Sums       bool   // blocks in memory have checksums (CRC-32C), too, which gets compare; blocks on the disk always do
 	Threads    int    // that copy; 0: 4, on the host as many as there are CPUs, up to 4
 	Client     string // the name that the mount's status shows
 

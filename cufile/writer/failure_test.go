@@ -9,10 +9,13 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
 // wantError says that a write failed by a system call on a file.
@@ -260,7 +263,7 @@ func TestCancel(t *testing.T) {
 		p := pages(t, 40<<20, 1)
 		q, err := w.Write(t.TempDir(), []File{{"a", int64(len(p)), []Part{{0, put(t, w, p)}}}}, nil)
 		must(t, err)
-		time.Sleep(20 * time.Millisecond)
+		untilWaiting(t, "writer.(*rate).wait")
 		q.Cancel()
 		if _, err := q.Result(); !errors.Is(err, context.Canceled) {
 			t.Errorf("%v, want that it was cancelled", err)
@@ -276,7 +279,6 @@ func TestWritesShareTheThreads(t *testing.T) {
 	w := newWriter(t, Options{Device: HostDevice, Threads: 2, Rate: 16 << 20})
 	long, err := w.Write(t.TempDir(), []File{{Name: "a", Size: 1 << 30}}, nil)
 	must(t, err)
-	began := time.Now()
 	_, err = do(w, t.TempDir(), File{Name: "a", Size: 8 << 20})
 	must(t, err)
 	other, err := w.Write(t.TempDir(), []File{{Name: "a", Size: 1 << 30}}, nil)
@@ -285,11 +287,8 @@ func TestWritesShareTheThreads(t *testing.T) {
 	if _, err := other.Result(); !errors.Is(err, context.Canceled) {
 		t.Errorf("%v, want that it was cancelled", err)
 	}
-	if took := time.Since(began); took > 30*time.Second {
-		t.Errorf("it took %v", took)
-	}
 	if written, total := long.Progress(); written >= total {
-		t.Error("the long one was not long")
+		t.Error("the others waited for the long one")
 	}
 	long.Cancel()
 }
@@ -302,6 +301,7 @@ func TestManyAtOnce(t *testing.T) {
 		p := pages(t, 9<<20+77, 1)
 		m := put(t, w, p)
 		var all sync.WaitGroup
+		var rounds atomic.Int64
 		for i := range 8 {
 			root := t.TempDir()
 			if i%2 == 0 {
@@ -324,11 +324,12 @@ func TestManyAtOnce(t *testing.T) {
 					must(t, err)
 					checkFiles(t, dir, []model{{"a", p}, {"b", p}}, r)
 					must(t, os.RemoveAll(dir))
+					rounds.Add(1)
 				}
 			})
 		}
-		time.Sleep(300 * time.Millisecond)
-		must(t, w.Close())
+		blackbox.Within(time.Minute, func() bool { return t.Failed() || rounds.Load() >= 4 })
+		must(t, closed(w))
 		all.Wait()
 	})
 }
@@ -357,7 +358,7 @@ func TestCloseWhileTheGPUHangs(t *testing.T) {
 	_, err = s.Result()
 	must(t, err)
 	must(t, s.Release())
-	must(t, w.Close())
+	must(t, closed(w))
 }
 
 // TestMemoryThatIsNotThere is an error, and not the end of the process.

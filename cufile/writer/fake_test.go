@@ -1,15 +1,21 @@
 package writer
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
 	"github.com/hbmfs/hbmfs/internal/driver"
 	"github.com/hbmfs/hbmfs/internal/driver/fakegpu"
+	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/leaks"
 )
 
 var fakes = fakegpu.Set{
@@ -51,19 +57,19 @@ func ask(t testing.TB, library, name string) uint64 {
 // newWriter fails the test when the Writer does not give everything back.
 func newWriter(t testing.TB, o Options) *Writer {
 	t.Helper()
-	leaks := goleak.IgnoreCurrent()
-	files := descriptors(t)
+	before := goleak.IgnoreCurrent()
+	left := leaks.Files(t)
 	w, err := New(o)
 	must(t, err)
 	t.Cleanup(func() {
-		if err := w.Close(); err != nil {
+		if err := closed(w); err != nil {
 			t.Errorf("close: %v", err)
 		}
-		if err := goleak.Find(leaks); err != nil {
+		if err := leaks.Goroutines(before); err != nil {
 			t.Error(err)
 		}
-		if n := descriptors(t); n != files {
-			t.Errorf("%d descriptors are open, want %d", n, files)
+		if err := left(); err != nil {
+			t.Error(err)
 		}
 		if o.Device == HostDevice {
 			return
@@ -77,11 +83,19 @@ func newWriter(t testing.TB, o Options) *Writer {
 	return w
 }
 
-func descriptors(t testing.TB) int {
+// closed closes a Writer. On a busy machine a step may take longer than Close waits.
+func closed(w *Writer) (err error) {
+	blackbox.Within(time.Minute, func() bool { err = w.Close(); return !errors.Is(err, ErrUnderWay) })
+	return err
+}
+
+// untilWaiting waits until a goroutine is in a function of this package.
+func untilWaiting(t testing.TB, function string) {
 	t.Helper()
-	list, err := os.ReadDir("/proc/self/fd")
-	must(t, err)
-	return len(list)
+	stacks := make([]byte, 1<<20)
+	if !blackbox.Within(time.Minute, func() bool { return bytes.Contains(stacks[:runtime.Stack(stacks, true)], []byte(function+"(")) }) {
+		t.Fatalf("nothing waits in %s", function)
+	}
 }
 
 // hbm is memory of the fake GPU with bytes in it.

@@ -108,7 +108,7 @@ func TestSnapshotsWaitForRoom(t *testing.T) {
 			}
 			second <- err
 		}()
-		time.Sleep(5 * time.Millisecond)
+		untilWaiting(t, "writer.(*arena).take")
 		must(t, first.Release())
 		must(t, <-second)
 		third := make(chan error, 1)
@@ -116,8 +116,8 @@ func TestSnapshotsWaitForRoom(t *testing.T) {
 			_, err := w.Snapshot(context.Background(), []Memory{half}, nil)
 			third <- err
 		}()
-		time.Sleep(5 * time.Millisecond)
-		must(t, w.Close())
+		untilWaiting(t, "writer.(*arena).take")
+		must(t, closed(w))
 		if err := <-third; !errors.Is(err, ErrClosed) {
 			t.Errorf("%v, want that the writer is closed", err)
 		}
@@ -132,7 +132,7 @@ func TestMemoryOfSnapshotsOutlivesTheWriter(t *testing.T) {
 		p := pages(t, 1<<20, 3)
 		s, err := w.Snapshot(t.Context(), []Memory{{Host: p}}, nil)
 		must(t, err)
-		must(t, w.Close())
+		must(t, closed(w))
 		if _, err := s.Result(); err != nil || !bytes.Equal(s.Copies[0], p) {
 			t.Errorf("%v, or other bytes", err)
 		}
@@ -173,7 +173,7 @@ func TestCloseWhileTheArenaComesUp(t *testing.T) {
 			t.Run("", func(t *testing.T) {
 				w := newWriter(t, o)
 				time.Sleep(time.Duration(i) * time.Millisecond)
-				must(t, w.Close())
+				must(t, closed(w))
 				<-w.Ready()
 			})
 		}

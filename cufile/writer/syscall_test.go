@@ -28,8 +28,8 @@ func writeTwo(path Path, dir string) error {
 		return err
 	}
 	_, err = do(w, dir, File{"a", n, []Part{{0, Memory{Host: p}}}}, File{"b", n, []Part{{100, Memory{Host: p[:n-100]}}}})
-	if closed := w.Close(); err == nil {
-		err = closed
+	if closeErr := closed(w); err == nil {
+		err = closeErr
 	}
 	return err
 }

@@ -77,7 +77,7 @@ func checkFiles(t testing.TB, dir string, models []model, r Result) {
 func TestHostFiles(t *testing.T) {
 	w, err := New(Options{Device: HostDevice, Arena: 16 << 20})
 	must(t, err)
-	defer func() { must(t, w.Close()) }()
+	defer func() { must(t, closed(w)) }()
 	data := pages(t, 13<<20, 1)
 	s, err := w.Snapshot(t.Context(), []Memory{{Host: data[:5000]}, {Host: data[8192:]}}, nil)
 	must(t, err)

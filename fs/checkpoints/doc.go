@@ -6,7 +6,7 @@
 //
 // What is published never changes: package fs serves it, as a branch of the mount. Every other directory in the root is a draft, which
 // this package serves. On disk it is the hidden draft of package checkpoint, so that nobody else takes it for a checkpoint. A draft is published by
-// a rename to a name without [Suffix], by the rename to [Metadata] in it that ends torch's DCP, or by the ioctl that hbmfs publish makes.
+// a rename to a name without [Suffix], by the ioctl that hbmfs publish makes, or when its framework has finished (finished.go).
 //
 // Some files that training frameworks keep in the root are written through the daemon, and may be replaced: see side.go.
 //

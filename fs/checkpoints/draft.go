@@ -31,6 +31,9 @@ type draft struct {
 	gate  sync.RWMutex
 	state stage
 
+	// names is held by whoever follows a path to a node for reading, and by whoever changes one, on the disk and in the books, for writing.
+	names sync.RWMutex
+
 	changed atomic.Int64 // the last change, ns
 	done    atomic.Int64 // of sealing, bytes
 	total   atomic.Int64
@@ -38,13 +41,17 @@ type draft struct {
 	told    atomic.Int64 // when the kernel was last told of its name, ns
 
 	// The volume's mu guards the fields below.
-	dir   *place // its directory, also once that has its name; nil when nobody knows it any more
-	name  string // that it will be published under
-	was   string // while it is renamed
-	shown string // in the root
-	lock  string // among the kept files
-	why   string // it was not published
-	nodes int    // in the books
+	dir     *place // its directory, also once that has its name; nil when nobody knows it any more
+	name    string // that it will be published under
+	was     string // while it is renamed
+	shown   string // in the root
+	lock    string // among the kept files
+	why     string // it was not published
+	nodes   int    // in the books
+	word    word
+	writers map[writer]bool   // processes that wrote to it, and live; the empty one may write for ever
+	threads map[uint32]writer // of those
+	lost    map[uint64]loss   // files that the disk has lost bytes of, by inode number
 
 	run sync.Mutex // guards the field below
 	job *publishing
@@ -99,6 +106,12 @@ func (d *draft) enter(from, to stage) error {
 	default:
 		return unix.ESTALE
 	}
+}
+
+func (d *draft) isPublished() bool {
+	d.gate.RLock()
+	defer d.gate.RUnlock()
+	return d.state == published
 }
 
 // begin makes a draft that the root shows as shown.
@@ -176,6 +189,7 @@ func (v *Volume) add(d *draft) error {
 
 // over takes a draft out of the books.
 func (v *Volume) over(d *draft) {
+	defer v.unwatchAll(d)
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.drafts[d.name] == d {
@@ -218,7 +232,7 @@ func (d *draft) publish(ctx context.Context, name string) (err error) {
 	if err := d.rename(ctx, name, d.shown); err != nil {
 		return err
 	}
-	if err := d.book.PublishAll(ctx, checkpoint.SealOptions{Patience: patience, Progress: func(done, total int64) {
+	if err := d.book.PublishAll(ctx, checkpoint.SealOptions{Patience: patience, Sync: d.syncFile, Room: d.mayMake, Progress: func(done, total int64) {
 		d.total.Store(total)
 		d.sealed.Store(total)
 		d.done.Store(done)
@@ -229,6 +243,15 @@ func (d *draft) publish(ctx context.Context, name string) (err error) {
 	d.settle(asked)
 	v.tell(name)
 	return nil
+}
+
+// mayMake books memory for a manifest, and tells whether the draft's user may have it. A negative number gives it back.
+func (d *draft) mayMake(bytes int64) bool {
+	if bytes < 0 {
+		d.v.room.seals.Book(d.owner.UID, bytes)
+		return true
+	}
+	return d.v.room.seals.Reserve(d.owner.UID, bytes)
 }
 
 // settle waits until the kernel asks again for the name that the draft had: from then on it is the checkpoint's. The kernel counts from when it
@@ -361,11 +384,9 @@ func (d *draft) command(verb control.DraftVerb) (r control.DraftReply) {
 	default:
 		r.State, r.Errno, r.Text = control.DraftFailed, errnoOf(d.job.err), d.job.err.Error()
 	}
-	d.gate.RLock()
-	if d.state == published {
+	if d.isPublished() {
 		r.State, r.Errno, r.Text, r.Total = control.DraftPublished, 0, "", d.sealed.Load()
 	}
-	d.gate.RUnlock()
 	return r
 }
 

@@ -64,11 +64,15 @@ func (o *opening) file() (fd int, err error) {
 func (v *Volume) opened(n *node, o *opening, h *fuse.InHeader, flags uint32, out *fuse.OpenOut) error {
 	n.use.Lock()
 	defer n.use.Unlock()
+	if (n.file < 0 || n.waits) && !v.room.files.Reserve(h.Uid, 1) {
+		v.refuse("open a file of %s: user %d has as many files of drafts open as it may", n.draft.shown, h.Uid)
+		return unix.ENFILE
+	}
+	if n.waits {
+		v.room.waiting.Book(n.opener, -1)
+		n.waits, n.opener = false, h.Uid
+	}
 	if n.file < 0 {
-		if !v.room.files.Reserve(h.Uid, 1) {
-			v.refuse("open a file of %s: user %d has as many files of drafts open as it may", n.draft.shown, h.Uid)
-			return unix.ENFILE
-		}
 		fd, err := o.file()
 		if err != nil {
 			v.room.files.Book(h.Uid, -1)
@@ -77,6 +81,9 @@ func (v *Volume) opened(n *node, o *opening, h *fuse.InHeader, flags uint32, out
 		v.mu.Lock()
 		n.file, n.opener = fd, h.Uid
 		v.mu.Unlock()
+	}
+	if n.written = n.written || o.made != found || writes(flags); n.written {
+		v.pin(n)
 	}
 	fh, ok := uint64(0), false
 	book := func(id int32) {
@@ -109,6 +116,9 @@ func (v *Volume) opened(n *node, o *opening, h *fuse.InHeader, flags uint32, out
 		}
 	}
 	answer(out, fh, n.backing)
+	if n.draft == v.side && isTracker(n.name) && writes(flags) {
+		out.OpenFlags &^= fuse.FOPEN_NOFLUSH
+	}
 	return nil
 }
 
@@ -122,15 +132,19 @@ func answer(out *fuse.OpenOut, fh uint64, backing int32) {
 
 // idle closes what a file needs only while it is open. The caller has use.
 func (v *Volume) idle(n *node) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
 	if n.opens > 0 {
 		return
 	}
+	v.settle(n)
+	v.mu.Lock()
+	defer v.mu.Unlock()
 	if n.file >= 0 {
+		v.room.files.Book(n.opener, -1)
+	}
+	if n.file >= 0 && !n.waits {
 		_ = unix.Close(n.file) // opened for reading
 		n.file = -1
-		v.room.files.Book(n.opener, -1)
+		v.unpin(n)
 	}
 	n.backing = 0
 	v.mayGo(n)
@@ -243,24 +257,6 @@ func (n *node) writable(fh uint64, do func(fd int) error) error {
 	return errors.Join(do(fd), unix.Close(fd))
 }
 
-// sync has a file or directory written to the disk.
-func (n *node) sync(data bool) error {
-	at, err := n.at()
-	if err != nil {
-		return err
-	}
-	defer at.end()
-	fd, err := readOnly(at.fd)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = unix.Close(fd) }() // it is synced
-	if data {
-		return unix.Fdatasync(fd)
-	}
-	return unix.Fsync(fd)
-}
-
 // set changes attributes.
 func (n *node) set(in *fuse.SetAttrIn) error {
 	at, err := n.at()
@@ -272,6 +268,11 @@ func (n *node) set(in *fuse.SetAttrIn) error {
 		if err := n.fits(size); err != nil {
 			return err
 		}
+		witness, held, err := n.witness(at.fd)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = unix.Close(witness) }() // it is synced where that matters
 		cut := func() error {
 			return n.writable(in.Fh, func(fd int) error { return unix.Ftruncate(fd, int64(size)) })
 		}
@@ -280,8 +281,15 @@ func (n *node) set(in *fuse.SetAttrIn) error {
 		} else {
 			err = asCaller(&in.InHeader, func() error { return unix.Truncate(procPath(at.fd), int64(size)) })
 		}
-		if err != nil {
+		switch {
+		case err != nil:
 			return err
+		case size == 0:
+			n.emptied()
+		case !held: // the rest of the last page was written, and nobody waits for that
+			if err := unix.Fsync(witness); err != nil {
+				return n.lose(err)
+			}
 		}
 	}
 	return setTo(at.fd, in)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	iofs "io/fs"
+	"maps"
 	"os"
 	"path"
 	"slices"
@@ -25,6 +26,7 @@ import (
 const (
 	keptSource = "source"
 	keptDrafts = "drafts"
+	keptPins   = "pins"
 )
 
 // State is what the next daemon takes of the volume: a [handover.State].
@@ -51,8 +53,11 @@ type keptDraft struct {
 	UID, GID         uint32
 	Mode             uint32
 	Since            time.Time
-	Lock             string       // name of its lock among the files that are kept
-	Home             container.ID `json:",omitempty"`
+	Lock             string          // name of its lock among the files that are kept
+	Home             container.ID    `json:",omitempty"`
+	Lost             map[uint64]loss `json:",omitempty"`
+	Word             word
+	Writers          []writer `json:",omitempty"`
 }
 
 // keep gives the holder the drafts. The caller may have mu.
@@ -91,7 +96,7 @@ func (v *Volume) reopen() (err error) {
 	if source == nil || !life.Has(keptDrafts) {
 		return fmt.Errorf("%w: the holder has not its directory", handover.ErrRefused)
 	}
-	v.self = source
+	v.self, v.pins = source, life.Took(keptPins)
 	if v.home, err = checkpoint.OpenHomeAt(source, s.path); err != nil {
 		return err
 	}
@@ -185,6 +190,11 @@ func (v *Volume) adoptFile(ino uint64) *node {
 		return nil
 	}
 	if n.file >= 0 {
+		if n.waits { // for the programs that have it open
+			n.waits = false
+			v.room.waiting.Book(n.opener, -1)
+			v.room.files.Book(n.opener, 1)
+		}
 		return n
 	}
 	at, err := n.at()
@@ -194,8 +204,9 @@ func (v *Volume) adoptFile(ino uint64) *node {
 	defer at.end()
 	if fd, err := readOnly(at.fd); err == nil {
 		v.mu.Lock()
-		n.file, n.opener = fd, n.draft.owner.UID
+		n.file, n.opener, n.written = fd, n.draft.owner.UID, true
 		v.mu.Unlock()
+		v.pin(n)
 		v.room.files.Book(n.opener, 1)
 	}
 	return n
@@ -247,6 +258,7 @@ func (v *Volume) unkept(err error) {
 func (d *draft) kept() keptDraft {
 	return keptDraft{
 		Name: d.name, Was: d.was, Shown: d.shown, UID: d.owner.UID, GID: d.owner.GID, Mode: uint32(d.owner.Mode), Since: d.since, Lock: d.lock, Home: d.home,
+		Lost: d.lost, Word: d.word, Writers: slices.Collect(maps.Keys(d.writers)),
 	}
 }
 
@@ -262,7 +274,7 @@ func (v *Volume) adopt(k keptDraft) {
 			v.opt.Log.Info("a draft is over", "name", name, "reason", err)
 			continue
 		}
-		d := &draft{v: v, name: name, shown: k.Shown, owner: owner, home: k.Home, watch: container.NewWatch(k.Home), since: k.Since, book: book, lock: k.Lock}
+		d := &draft{v: v, name: name, shown: k.Shown, owner: owner, home: k.Home, watch: container.NewWatch(k.Home), since: k.Since, book: book, lock: k.Lock, lost: k.Lost, word: k.Word}
 		d.changed.Store(time.Now().UnixNano())
 		d.told.Store(time.Now().UnixNano()) // perhaps, by the daemon before
 		if err = d.attach(); err == nil {
@@ -275,6 +287,13 @@ func (v *Volume) adopt(k keptDraft) {
 			v.opt.Log.Error("a draft is not wholly found again", "draft", d.shown, "error", err)
 		}
 		d.await()
+		d.writers = map[writer]bool{}
+		for _, w := range k.Writers {
+			d.writers[w] = true
+		}
+		for _, w := range k.Writers {
+			d.follow(w)
+		}
 		return
 	}
 	v.opt.Life.Drop(k.Lock)
@@ -300,10 +319,10 @@ func (d *draft) find(in *node, dir int, at string) error {
 		}
 		n := &node{ino: st.Ino, draft: d, parent: in, name: name, isDir: st.Mode&unix.S_IFMT == unix.S_IFDIR, file: -1, generation: generation(st), lookups: known}
 		d.v.put(n)
-		if n.isDir {
-			if err := d.find(n, dir, path.Join(at, name)); err != nil {
-				return err
-			}
+		if !n.isDir {
+			n.watchAgain(fd, d.owner.UID)
+		} else if err := d.find(n, dir, path.Join(at, name)); err != nil {
+			return err
 		}
 	}
 	return err

@@ -3,7 +3,7 @@ package checkpoints
 import (
 	"testing"
 
-	"go.uber.org/goleak"
+	"github.com/hbmfs/hbmfs/tests/leaks"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaks.Main(m) }

@@ -1,8 +1,10 @@
 package checkpoints
 
 import (
-	"context"
 	"errors"
+	"io"
+	"os"
+	"path"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
@@ -40,6 +42,57 @@ func (n *node) inDir(names ...string) (at int, end func(), err error) {
 	return p.fd, func() { p.end(); over() }, nil
 }
 
+// takes refuses a name that no checkpoint can have, before anything is made of it. below is how many directories are below it.
+func (n *node) takes(name string, isDir bool, below int) error {
+	err := checkpoint.CheckEntry(path.Join(n.path(), name), isDir, below)
+	if err != nil {
+		n.draft.v.refuse("%q in %s: %v", name, n.draft.shown, err)
+	}
+	return err
+}
+
+// takesTree is takes for what is renamed from another directory, with all below it.
+func (n *node) takesTree(from *node, at int, old, name string, st *unix.Statx_t) (err error) {
+	below, isDir := 0, st.Mode&unix.S_IFMT == unix.S_IFDIR
+	if isDir && from != n {
+		below, err = levels(at, old)
+	}
+	if err != nil {
+		return err
+	}
+	return n.takes(name, isDir, below)
+}
+
+// levels is how many directories are below one another in a directory.
+func levels(dir int, name string) (most int, err error) {
+	fd, err := beneath(dir, name, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return 0, err
+	}
+	f := os.NewFile(uintptr(fd), name)
+	defer func() { _ = f.Close() }() // opened for reading
+	const some = 1024
+	for {
+		entries, err := f.ReadDir(some)
+		for _, e := range entries {
+			if !e.IsDir() {
+				continue
+			}
+			below, err := levels(fd, e.Name())
+			if err != nil {
+				return 0, err
+			}
+			most = max(most, below+1)
+		}
+		if err != nil {
+			if errors.Is(err, io.EOF) {
+				err = nil
+			}
+			return most, err
+		}
+	}
+}
+
 // find looks a name up in a directory of a draft.
 func (v *Volume) find(in *node, name string) (*node, *unix.Statx_t, error) {
 	if !in.isDir {
@@ -53,10 +106,14 @@ func (v *Volume) find(in *node, name string) (*node, *unix.Statx_t, error) {
 		return nil, nil, err
 	}
 	defer at.end()
+	if in.draft != nil {
+		in.draft.names.RLock()
+		defer in.draft.names.RUnlock()
+	}
 	return v.foundAt(in, at.fd, name)
 }
 
-// foundAt makes the node of a name in a directory that is open.
+// foundAt makes the node of a name in a directory that is open. The caller has the draft's names.
 func (v *Volume) foundAt(in *node, at int, name string) (*node, *unix.Statx_t, error) {
 	st, err := statx(at, name)
 	if err != nil {
@@ -87,36 +144,16 @@ func (v *Volume) create(in *node, name string, req *fuse.CreateIn, out *fuse.Cre
 		return nil, nil, err
 	}
 	defer end()
-	again, _ := handover.Resent(req.Unique) // then the daemon before may have made it
+	if err := in.takes(name, false, 0); err != nil {
+		return nil, nil, err
+	}
 	o := &opening{at: -1}
-	err = asCaller(&req.InHeader, func() (err error) {
-		flags, made := unix.O_RDONLY|unix.O_NONBLOCK, readable
-		if in.draft == v.side || v.inner.Passthrough() != "" {
-			flags, made = int(req.Flags)&unix.O_ACCMODE|unix.O_NONBLOCK, writable
-		}
-		o.at, err = beneath(at, name, uint64(flags|unix.O_CREAT|unix.O_EXCL), uint64(req.Mode&0o7777))
-		switch {
-		case err == nil:
-			o.made = made
-			return v.unmask(at, name, req.Mode)
-		case errors.Is(err, unix.EEXIST) && (again || req.Flags&unix.O_EXCL == 0):
-			o.at, err = beneath(at, name, uint64(req.Flags)&(unix.O_ACCMODE|unix.O_TRUNC)|unix.O_NONBLOCK, 0)
-		}
-		return err
-	})
 	defer func() {
 		if o.at >= 0 && !o.taken {
 			_ = unix.Close(o.at) // nothing was written
 		}
 	}()
-	if err != nil {
-		return nil, nil, err
-	}
-	st, err := statx(o.at, "")
-	if err != nil {
-		return nil, nil, err
-	}
-	n, _, err := v.known(in, name, st)
+	n, st, err := v.createAt(in, at, name, req, o)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -127,6 +164,37 @@ func (v *Volume) create(in *node, name string, req *fuse.CreateIn, out *fuse.Cre
 		v.forget(n.ino, 1)
 	}
 	return n, st, err
+}
+
+// createAt makes a file in a directory that is open, and its node.
+func (v *Volume) createAt(in *node, at int, name string, req *fuse.CreateIn, o *opening) (*node, *unix.Statx_t, error) {
+	again, _ := handover.Resent(req.Unique) // then the daemon before may have made it
+	in.draft.names.RLock()
+	defer in.draft.names.RUnlock()
+	err := asCaller(&req.InHeader, func() (err error) {
+		flags, made := unix.O_RDONLY|unix.O_NONBLOCK, readable
+		if in.draft == v.side || v.inner.Passthrough() != "" {
+			flags, made = int(req.Flags)&unix.O_ACCMODE|unix.O_NONBLOCK, writable
+		}
+		o.at, err = beneath(at, name, uint64(flags|unix.O_CREAT|unix.O_EXCL), uint64(req.Mode&0o7777))
+		switch {
+		case err == nil:
+			o.made = made
+			return v.unmask(at, name, req.Mode)
+		case errors.Is(err, unix.EEXIST) && (again || req.Flags&unix.O_EXCL == 0):
+			in.draft.rewritten()
+			o.at, err = beneath(at, name, uint64(req.Flags)&(unix.O_ACCMODE|unix.O_TRUNC)|unix.O_NONBLOCK, 0)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	st, err := statx(o.at, "")
+	if err != nil {
+		return nil, nil, err
+	}
+	return v.known(in, name, st)
 }
 
 // unmask gives what was just made the bits that this process's umask took. The kernel has applied the caller's umask.
@@ -152,6 +220,11 @@ func (v *Volume) mknod(in *node, name string, req *fuse.MknodIn) (*node, *unix.S
 		return nil, nil, err
 	}
 	defer end()
+	if err := in.takes(name, false, 0); err != nil {
+		return nil, nil, err
+	}
+	in.draft.names.RLock()
+	defer in.draft.names.RUnlock()
 	err = asCaller(&req.InHeader, func() error {
 		if err := unix.Mknodat(at, name, unix.S_IFREG|req.Mode&0o7777, 0); err != nil {
 			return err
@@ -174,6 +247,11 @@ func (v *Volume) mkdir(in *node, name string, req *fuse.MkdirIn) (*node, *unix.S
 		return nil, nil, err
 	}
 	defer end()
+	if err := in.takes(name, true, 0); err != nil {
+		return nil, nil, err
+	}
+	in.draft.names.RLock()
+	defer in.draft.names.RUnlock()
 	err = asCaller(&req.InHeader, func() error {
 		if err := unix.Mkdirat(at, name, req.Mode&0o7777); err != nil {
 			return err
@@ -196,21 +274,33 @@ func (v *Volume) unlink(in *node, h *fuse.InHeader, name string, flags int) erro
 		return err
 	}
 	defer end()
+	if flags != 0 { // a directory, by whose path others may name what is in it
+		in.draft.names.Lock()
+		defer in.draft.names.Unlock()
+	}
 	st, err := statx(at, name)
+	var p *place
 	if err == nil {
+		if flags != 0 {
+			p = v.about(in, name, st, h.Uid)
+		}
 		err = asCaller(h, func() error { return unix.Unlinkat(at, name, flags) })
 	}
-	if again, _ := handover.Resent(h.Unique); again && errors.Is(err, unix.ENOENT) {
-		return nil
+	if err == nil {
+		in.draft.rewritten()
 	}
 	if err == nil && (st.Nlink <= 1 || flags != 0) {
 		v.unnamed(st.Ino, in, name)
 	}
+	v.without(st.Ino, p, h.Uid)
+	if again, _ := handover.Resent(h.Unique); again && errors.Is(err, unix.ENOENT) {
+		return nil
+	}
 	return err
 }
 
-// rename renames within a draft. done tells whether that was the end of torch's DCP: then the draft is published.
-func (v *Volume) rename(ctx context.Context, req *fuse.RenameIn, from *node, old string, to *node, name string) error {
+// rename renames within a draft, and notes the end of torch's DCP.
+func (v *Volume) rename(req *fuse.RenameIn, from *node, old string, to *node, name string) error {
 	if from.draft != to.draft || from.draft == nil {
 		return unix.EXDEV
 	}
@@ -218,22 +308,10 @@ func (v *Volume) rename(ctx context.Context, req *fuse.RenameIn, from *node, old
 	if err := v.renameIn(req, from, old, to, name); err != nil {
 		return err
 	}
-	v.mu.Lock()
-	last := to == d.root && name == Metadata && d.shown == d.name
-	as := d.name
-	v.mu.Unlock()
-	if !last {
-		return nil
+	if to == d.root && name == Metadata {
+		d.finished(true)
 	}
-	err := d.publish(ctx, as)
-	if err != nil { // what the caller hears is true
-		back := fuse.RenameIn{InHeader: req.InHeader, Flags: unix.RENAME_NOREPLACE}
-		back.Unique = 0
-		if undo := v.renameIn(&back, to, name, from, old); undo != nil {
-			v.opt.Log.Error("a rename that could not publish is not undone", "draft", d.shown, "error", undo)
-		}
-	}
-	return err
+	return nil
 }
 
 // renameIn renames, and no more.
@@ -252,9 +330,21 @@ func (v *Volume) renameIn(req *fuse.RenameIn, from *node, old string, to *node, 
 		return err
 	}
 	defer into.end()
+	from.draft.names.Lock()
+	defer from.draft.names.Unlock()
 	st, err := statx(at, old)
 	over, overErr := statx(into.fd, name)
 	if err == nil {
+		err = to.takesTree(from, at, old, name, st)
+	}
+	if err == nil && overErr == nil && req.Flags&unix.RENAME_EXCHANGE != 0 {
+		err = from.takesTree(to, into.fd, name, old, over)
+	}
+	if err == nil {
+		if overErr == nil && req.Flags&unix.RENAME_EXCHANGE == 0 && over.Ino != st.Ino {
+			p := v.about(to, name, over, req.Uid)
+			defer func() { v.without(over.Ino, p, req.Uid) }()
+		}
 		err = asCaller(&req.InHeader, func() error { return unix.Renameat2(at, old, into.fd, name, uint(req.Flags)) })
 	}
 	if again, _ := handover.Resent(req.Unique); again && errors.Is(err, unix.ENOENT) && overErr == nil && req.Flags == 0 {
@@ -262,6 +352,9 @@ func (v *Volume) renameIn(req *fuse.RenameIn, from *node, old string, to *node, 
 	}
 	if err != nil {
 		return err
+	}
+	if overErr == nil || from == from.draft.root && old == Metadata {
+		from.draft.rewritten()
 	}
 	switch {
 	case req.Flags&unix.RENAME_EXCHANGE != 0:

@@ -26,13 +26,18 @@ type node struct {
 	name    string
 	lookups uint64
 	gone    bool   // it has no name any more
-	place   *place // of a directory that was used lately
+	place   *place // of a directory that was used lately, or has lost its name:
+	held    bool   // then it counts for the user opener
 
 	use     sync.Mutex // guards who opens and closes; taken before the volume's mu, which guards the fields below, too
 	opens   int
-	file    int    // O_RDONLY while it is open, -1 otherwise
+	file    int    // O_RDONLY while it is open, and until its bytes are on the disk: see writeback.go. -1 otherwise
 	opener  uint32 // the user whose share that counts for
-	backing int32  // the kernel's number of it for passthrough, 0 for none
+	waits   bool   // file is open for the second reason alone
+	written bool   // it may have bytes that are not on the disk
+	pinned  bool   // by the watch pinID: see pins.go
+	pinID   uint32
+	backing int32 // the kernel's number of it for passthrough, 0 for none
 }
 
 // node finds a node by its id.
@@ -58,12 +63,13 @@ func (n *node) path() string {
 
 // beneath opens a path in a directory of a draft. No link is followed, and no other filesystem entered.
 func beneath(dir int, name string, flags uint64, mode uint64) (int, error) {
-	for {
+	for tries := 0; ; tries++ { // EAGAIN: something was renamed meanwhile. It is also what a file says that another process has leased
+		const most = 100
 		fd, err := unix.Openat2(dir, name, &unix.OpenHow{
 			Flags: flags | unix.O_CLOEXEC | unix.O_NOFOLLOW, Mode: mode,
 			Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_XDEV | unix.RESOLVE_NO_MAGICLINKS,
 		})
-		if !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.EAGAIN) {
+		if !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.EAGAIN) || tries == most {
 			return fd, err
 		}
 	}
@@ -132,7 +138,7 @@ func (v *Volume) forget(id, count uint64) {
 
 // mayGo takes a node out of the books that nobody knows. The caller has mu.
 func (v *Volume) mayGo(n *node) {
-	if n.lookups > 0 || n.opens > 0 || n.draft != nil && n.draft.root == n && v.drafts[n.draft.name] == n.draft {
+	if n.lookups > 0 || n.opens > 0 || n.file >= 0 || n.draft != nil && n.draft.root == n && v.drafts[n.draft.name] == n.draft {
 		return
 	}
 	if v.nodes[n.ino] == n {
@@ -168,10 +174,14 @@ func (d *draft) uncount() {
 // unnamed marks a file that lost its name.
 func (v *Volume) unnamed(ino uint64, in *node, name string) {
 	v.mu.Lock()
-	defer v.mu.Unlock()
-	if n := v.nodes[ino]; n != nil && n.parent == in && n.name == name {
-		n.gone = true
+	n := v.nodes[ino]
+	if n == nil || n.parent != in || n.name != name {
+		v.mu.Unlock()
+		return
 	}
+	n.gone = true
+	v.mu.Unlock()
+	v.unwatch(n)
 }
 
 // moved gives a node another name.

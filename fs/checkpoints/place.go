@@ -36,6 +36,13 @@ func (n *node) at() (*place, error) {
 	if n.draft == nil {
 		return nil, unix.ESTALE
 	}
+	n.draft.names.RLock()
+	defer n.draft.names.RUnlock()
+	return n.follow()
+}
+
+// follow is at for a caller that has the draft's names.
+func (n *node) follow() (*place, error) {
 	v := n.draft.v
 	p, err := n.placed()
 	if p != nil || err != nil {
@@ -84,12 +91,46 @@ func (n *node) placed() (*place, error) {
 			return nil, err
 		}
 		return &place{v: v, fd: fd, users: 1}, nil
-	case n.gone:
-		return nil, unix.ESTALE
 	case p != nil:
 		p.users++
+	case n.gone:
+		return nil, unix.ESTALE
 	}
 	return p, nil
+}
+
+// about opens a directory that is about to lose its name, so that who has it open goes on with it as on the disk. It is nil where nobody
+// knows the directory, or the user has as many files open as it may. The caller has the draft's names.
+func (v *Volume) about(in *node, name string, st *unix.Statx_t, uid uint32) *place {
+	v.mu.Lock()
+	n := v.nodes[st.Ino]
+	v.mu.Unlock()
+	if st.Mode&unix.S_IFMT != unix.S_IFDIR || n == nil || n.parent != in || n.name != name || !v.room.files.Reserve(uid, 1) {
+		return nil
+	}
+	p, err := n.follow()
+	if err != nil {
+		v.room.files.Book(uid, -1)
+		return nil
+	}
+	return p
+}
+
+// without keeps a directory open that has lost its name, until the kernel forgets it.
+func (v *Volume) without(ino uint64, p *place, uid uint32) {
+	if p == nil {
+		return
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	n := v.nodes[ino]
+	if n == nil || !n.gone {
+		v.room.files.Book(uid, -1)
+		p.leave()
+		return
+	}
+	v.unplace(n)
+	n.place, n.held, n.opener = p, true, uid
 }
 
 // top is the place of a draft's own directory.
@@ -125,5 +166,10 @@ func (v *Volume) unplace(n *node) {
 	}
 	n.place.leave()
 	n.place = nil
+	if n.held {
+		n.held = false
+		v.room.files.Book(n.opener, -1)
+		return
+	}
 	v.placed = slices.DeleteFunc(v.placed, func(other *node) bool { return other == n })
 }

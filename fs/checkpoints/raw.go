@@ -158,6 +158,9 @@ func (r *router) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.A
 	end, err := n.draft.change()
 	if err == nil {
 		defer end()
+		if n.draft.wrote(in.Pid); in.Valid&fuse.FATTR_SIZE != 0 {
+			n.draft.rewritten()
+		}
 		if mode, ok := in.GetMode(); ok && n.draft.root == n { // it stays a draft, and gets the mode when it is published
 			ctx, stop := fs.Request(cancel, &in.InHeader)
 			n.draft.setMode(ctx, mode)
@@ -183,6 +186,7 @@ func (r *router) Mknod(cancel <-chan struct{}, in *fuse.MknodIn, name string, ou
 	if err != nil {
 		return r.fail("make", err)
 	}
+	dir.draft.wrote(in.Pid)
 	n, st, err := r.v.mknod(dir, name, in)
 	if err != nil {
 		return r.fail("make", err)
@@ -208,6 +212,7 @@ func (r *router) Mkdir(cancel <-chan struct{}, in *fuse.MkdirIn, name string, ou
 	if err != nil {
 		return r.fail("make", err)
 	}
+	dir.draft.wrote(in.Pid)
 	n, st, err := r.v.mkdir(dir, name, in)
 	if err != nil {
 		return r.fail("make", err)
@@ -231,6 +236,7 @@ func (r *router) Unlink(cancel <-chan struct{}, h *fuse.InHeader, name string) f
 func (r *router) unlink(h *fuse.InHeader, name string, flags int) fuse.Status {
 	dir, err := r.v.node(h.NodeId)
 	if err == nil {
+		dir.draft.wrote(h.Pid)
 		err = r.v.unlink(dir, h, name, flags)
 	}
 	return r.fail("remove", err)
@@ -265,7 +271,8 @@ func (r *router) Rename(cancel <-chan struct{}, in *fuse.RenameIn, old, name str
 	}
 	to, err := r.v.node(in.Newdir)
 	if err == nil {
-		err = r.v.rename(ctx, in, from, old, to, name)
+		from.draft.wrote(in.Pid)
+		err = r.v.rename(in, from, old, to, name)
 	}
 	return r.fail("rename", err)
 }
@@ -304,6 +311,7 @@ func (r *router) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, 
 	if err != nil {
 		return r.fail("make", err)
 	}
+	dir.draft.wrote(in.Pid)
 	n, st, err := r.v.create(dir, name, in, out)
 	if err != nil {
 		return r.fail("make", err)
@@ -318,6 +326,8 @@ func (r *router) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut
 	}
 	n, err := r.v.node(in.NodeId)
 	if err == nil && writes(in.Flags) {
+		n.draft.wrote(in.Pid)
+		n.draft.rewritten()
 		var end func()
 		if end, err = n.draft.change(); err == nil {
 			defer end()
@@ -383,9 +393,9 @@ func (r *router) Write(_ <-chan struct{}, in *fuse.WriteIn, data []byte) (uint32
 	return uint32(written), fuse.OK
 }
 
-func (r *router) Lseek(_ <-chan struct{}, in *fuse.LseekIn, out *fuse.LseekOut) fuse.Status {
+func (r *router) Lseek(cancel <-chan struct{}, in *fuse.LseekIn, out *fuse.LseekOut) fuse.Status {
 	if !isOuter(in.NodeId) {
-		return r.seekWhole(in, out)
+		return r.Mount.Lseek(cancel, in, out)
 	}
 	n, err := r.v.node(in.NodeId)
 	var at *place
@@ -404,21 +414,6 @@ func (r *router) Lseek(_ <-chan struct{}, in *fuse.LseekIn, out *fuse.LseekOut) 
 	off, err := unix.Seek(fd, int64(in.Offset), int(in.Whence))
 	out.Offset = uint64(off)
 	return r.fail("seek in", err)
-}
-
-// seekWhole answers for a file without holes, which any file may be said to be.
-func (r *router) seekWhole(in *fuse.LseekIn, out *fuse.LseekOut) fuse.Status {
-	var a fuse.AttrOut
-	if status := r.Mount.GetAttr(nil, &fuse.GetAttrIn{InHeader: in.InHeader}, &a); status != fuse.OK {
-		return status
-	}
-	if in.Offset >= a.Size {
-		return fuse.Status(syscall.ENXIO)
-	}
-	if out.Offset = in.Offset; in.Whence == unix.SEEK_HOLE {
-		out.Offset = a.Size
-	}
-	return fuse.OK
 }
 
 func (r *router) Fallocate(cancel <-chan struct{}, in *fuse.FallocateIn) fuse.Status {
@@ -465,7 +460,18 @@ func (r *router) FsyncDir(_ <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
 	return r.fail("sync", err)
 }
 
-func (r *router) Flush(<-chan struct{}, *fuse.FlushIn) fuse.Status { return fuse.OK }
+// Flush is asked when a program closes a tracker: other files need none.
+func (r *router) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status {
+	r.v.mu.Lock()
+	n := r.v.handles[in.Fh]
+	r.v.mu.Unlock()
+	if n == nil || n.draft != r.v.side {
+		return fuse.OK
+	}
+	ctx, end := fs.Request(cancel, &in.InHeader)
+	defer end()
+	return r.fail("publish what is named by", r.v.tracked(ctx, n, in.Pid))
+}
 
 func (r *router) Ioctl(cancel <-chan struct{}, in *fuse.IoctlIn, inbuf []byte, out *fuse.IoctlOut, outbuf []byte) fuse.Status {
 	if !isOuter(in.NodeId) {

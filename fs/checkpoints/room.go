@@ -13,6 +13,9 @@ import (
 type room struct {
 	drafts *shares.Shares
 	files  *shares.Shares // that are open: the daemon has a descriptor of each
+	seals  *shares.Shares // bytes of manifests that are being made
+	// Files that no program has open, and that may have bytes that are not on the disk. Beyond that, files are synced when they are closed.
+	waiting *shares.Shares
 }
 
 func newRoom() room {
@@ -22,13 +25,17 @@ func newRoom() room {
 	}
 	files := int64(min(limit.Cur/2, 1<<20))
 	drafts := min(mostDrafts, files/4/perDraft)
-	return room{shares.New(drafts, drafts/2, 1), shares.New(files/2, files/4, 16)}
+	waiting := min(mostWaiting, files/4)
+	return room{drafts: shares.New(drafts, drafts/2, 1), files: shares.New(files/2, files/4, 16), seals: shares.New(mostSeals, mostSeals/2, 0),
+		waiting: shares.New(waiting, waiting/2, 0)}
 }
 
 // Limits of what a volume keeps.
 const (
 	mostDrafts  = 512
-	perDraft    = 8       // descriptors
+	perDraft    = 8    // descriptors
+	mostWaiting = 8192 // files
+	mostSeals   = 256 << 20
 	mostEntries = 1 << 20 // of listings: beyond that a directory is listed again for each part that is read
 )
 

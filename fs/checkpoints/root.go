@@ -50,9 +50,13 @@ func (v *Volume) mkdirTop(ctx context.Context, req *fuse.MkdirIn, name string) (
 		v.refuse("mkdir %s: %v", name, err)
 		return nil, err
 	}
+	v.goesOn(ctx, req.Pid)
 	d, err := v.begin(ctx, name, checkpoint.Owner{UID: req.Uid, GID: req.Gid, Mode: iofs.FileMode(req.Mode & 0o777)}, home)
 	if err != nil && !errors.Is(err, unix.EEXIST) {
 		v.refuse("mkdir %s: %v", name, err)
+	}
+	if err == nil {
+		d.wrote(req.Pid)
 	}
 	return d, err
 }
@@ -62,6 +66,7 @@ func (v *Volume) rmdirTop(h *fuse.InHeader, name string) error {
 	if err := v.mayChange(h); err != nil {
 		return err
 	}
+	v.goesOn(context.Background(), h.Pid)
 	if d := v.draftShown(name); d != nil {
 		if h.Uid != 0 && h.Uid != d.owner.UID {
 			return unix.EPERM

@@ -47,6 +47,7 @@ type Volume struct {
 	opt        Options
 	home       *checkpoint.Home
 	self       *os.File // the directory
+	pins       *os.File // an inotify instance; nil for none
 	device     uint64
 	umask      uint32 // of this process
 	room       room
@@ -115,6 +116,7 @@ func Open(ctx context.Context, dir string, opt Options) (v *Volume, err error) {
 	}
 	if opt.Life != nil {
 		if err = opt.Life.Keep(keptSource, v.self); err == nil {
+			v.openPins()
 			v.keep()
 		}
 	}
@@ -184,8 +186,10 @@ func (v *Volume) Close() error {
 	if v.home != nil {
 		errs = append(errs, v.home.Close())
 	}
-	if v.self != nil {
-		errs = append(errs, v.self.Close())
+	for _, f := range []*os.File{v.self, v.pins} {
+		if f != nil {
+			errs = append(errs, f.Close())
+		}
 	}
 	return errors.Join(errs...)
 }
@@ -203,6 +207,9 @@ func (v *Volume) End() {
 		v.opt.Log.Error("a draft stays until the next mount", "error", err)
 	}
 	for _, d := range all {
+		if d.publishSaid(context.Background()); d.isPublished() { // nobody writes to it any more
+			continue
+		}
 		v.opt.Log.Warn("a draft ends with the mount, unpublished", "draft", d.shown)
 		if err := d.book.Drop(); err != nil {
 			v.opt.Log.Error("a draft stays until the next mount", "draft", d.shown, "error", err)

@@ -1,21 +1,14 @@
 package checkpoint
 
 import (
-	"os"
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"github.com/hbmfs/hbmfs/tests/blackbox/powerloss"
+	"github.com/hbmfs/hbmfs/tests/leaks"
 )
 
 func TestMain(m *testing.M) {
 	powerloss.ServeChild()
 	publishingChild()
-	if code := m.Run(); code != 0 {
-		os.Exit(code)
-	}
-	if err := goleak.Find(); err != nil {
-		panic(err)
-	}
+	leaks.Main(m)
 }

@@ -25,6 +25,9 @@ const (
 	mostManifest    = 64 << 20 // bytes: 40 TB of files have sums of 56 MB
 	mostFiles       = 1 << 20
 	mostParts       = 1 << 20
+
+	sumsInText = 16 / 3                                   // bytes of base64 that a sum takes, rounded down
+	mostSize   = mostManifest / sumsInText * int64(Chunk) // of a file whose sums fit
 )
 
 // Part says which of the parts of a checkpoint lies in a directory: one of Of, counted from 0. Nodes that keep what they write on

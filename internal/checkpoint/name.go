@@ -81,6 +81,19 @@ func checkFileName(name string) error {
 	return checkText(name)
 }
 
+// CheckEntry refuses names of files and directories that no checkpoint can have, slash-separated, and trees that are too deep. below is how many
+// directories are below one another in a directory.
+func CheckEntry(name string, isDir bool, below int) error {
+	deep := strings.Count(name, "/") + below
+	if isDir {
+		deep++
+	}
+	if deep > mostDepth {
+		return failf(ErrInvalid, "it has directories %d deep, and a checkpoint has at most %d", deep, mostDepth)
+	}
+	return checkFileName(name)
+}
+
 // checkText refuses what JSON and terminals cannot show.
 func checkText(name string) error {
 	if !utf8.ValidString(name) || strings.ContainsFunc(name, unicode.IsControl) {

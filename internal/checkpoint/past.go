@@ -172,6 +172,8 @@ func (d *Draft) thaw() {
 	_ = d.past.setReadOnly(false) // it goes with the draft
 }
 
+const page = 4096 // direct writes fill the last one
+
 // Making is a file of a draft that is being written.
 type Making struct {
 	Name string
@@ -180,16 +182,18 @@ type Making struct {
 	// Read is the same file, open for reading. A file without a name is there as long as somebody has it open. It is nil where the file
 	// has its name already.
 	Read *os.File
+	// Doubt says that Read may have told an earlier process of bytes that the disk has lost, which it does once.
+	Doubt bool
+	lost  error // some are
 }
 
 // Make makes a file of a draft, for its writer alone (mode 0600), with its blocks allocated. The file belongs to the user as whom this
 // thread acts, and the kernel asks that user's quota. It has no name until [Draft.Link]; with named, or where the filesystem has no such files,
 // it has its name at once. [fs.ErrExist]: the name is taken.
 func (d *Draft) Make(name string, size int64, named bool) (m *Making, err error) {
-	if err := checkFileName(name); err != nil {
+	if err := CheckEntry(name, false, 0); err != nil {
 		return nil, failf(ErrInvalid, "file %q: %v", name, err)
 	}
-	const page = 4096 // direct writes fill the last one
 	if size < 0 || size > math.MaxInt64-page {
 		return nil, failf(ErrInvalid, "file %q cannot have %d bytes", name, size)
 	}
@@ -226,19 +230,16 @@ func (d *Draft) Make(name string, size int64, named bool) (m *Making, err error)
 
 // Again opens a file that [Draft.Make] has made once more for writing.
 func (d *Draft) Again(m *Making) (*os.File, error) {
-	if m.Read != nil {
-		return again(m.Read, os.O_RDWR)
-	}
 	root, end, err := d.penRoot()
 	if err != nil {
 		return nil, err
 	}
 	defer end()
-	return root.OpenFile(m.Name, os.O_RDWR, 0)
+	return reopen(root, m, os.O_RDWR)
 }
 
-// Link gives a file its name in the draft, once it has its size. It closes Read.
-func (d *Draft) Link(m *Making) error {
+// Link gives a file its name in the draft, once it has its size and its bytes are on the disk: sums are of them. It closes Read.
+func (d *Draft) Link(m *Making, sums []uint32) error {
 	root, end, err := d.penRoot()
 	if err != nil {
 		return err
@@ -251,8 +252,8 @@ func (d *Draft) Link(m *Making) error {
 	if info.Size() != m.Size {
 		return failf(ErrInvalid, "file %q has %d bytes, and should have %d: cut it before it is sealed", m.Name, info.Size(), m.Size)
 	}
-	if m.Read == nil {
-		return nil
+	if err := d.proven(root, m, sums); err != nil || m.Read == nil {
+		return err
 	}
 	if err := link(root, m); err != nil {
 		return fmt.Errorf("give file %q of checkpoint %s its name: %w", m.Name, d.path, err)

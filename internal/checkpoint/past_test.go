@@ -1,18 +1,21 @@
 package checkpoint
 
 import (
+	"bytes"
 	"errors"
 	"hash/crc32"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/internal/asuser"
+	"github.com/hbmfs/hbmfs/tests/blackbox/thin"
 )
 
 // pastDraft begins a draft that is written past FUSE, in a directory.
@@ -34,11 +37,11 @@ func made(t *testing.T, d *Draft, name string, data []byte, named bool) File {
 	must(t, err)
 	_, err = m.Pen.WriteAt(data, 0)
 	must(t, errors.Join(err, m.Pen.Truncate(int64(len(data))), m.Pen.Close()))
-	must(t, d.Link(m))
 	f := File{Name: name, Size: int64(len(data))}
 	if len(data) > 0 {
 		f.Sums = []uint32{crc32.Checksum(data, castagnoli())}
 	}
+	must(t, d.Link(m, f.Sums))
 	return f
 }
 
@@ -103,7 +106,7 @@ func TestNobodyKeepsAPen(t *testing.T) {
 			must(t, err)
 			end := p.keep(t, m)
 			must(t, m.Pen.Close())
-			must(t, d.Link(m))
+			must(t, d.Link(m, nil))
 			files := []File{{"weights", 4096, []uint32{crc32.Checksum(make([]byte, 4096), castagnoli())}}}
 			err = d.Publish(t.Context(), files)
 			if !errors.Is(err, ErrOpen) || p.name && !strings.Contains(err.Error(), `"weights"`) {
@@ -166,7 +169,7 @@ func TestWhatStaysOpenCannotBecomeAPen(t *testing.T) {
 		if err := unix.Linkat(unix.AT_FDCWD, pathOf(m.Pen), mine, "mine", unix.AT_SYMLINK_FOLLOW); !errors.Is(err, unix.EXDEV) {
 			t.Errorf("a name of the client's own: %v, want EXDEV", err)
 		}
-		return errors.Join(m.Pen.Close(), d.Link(m))
+		return errors.Join(m.Pen.Close(), d.Link(m, nil))
 	}))
 	must(t, d.Publish(t.Context(), []File{{"a", 4096, []uint32{crc32.Checksum(make([]byte, 4096), castagnoli())}}}))
 	defer func() { must(t, errors.Join(unix.Close(reader), unix.Close(place))) }()
@@ -227,7 +230,7 @@ func TestADraftIsAdoptedWithItsFiles(t *testing.T) {
 	pen, err := d.Again(m)
 	must(t, err)
 	_, err = pen.WriteAt([]byte("b"), 0)
-	must(t, errors.Join(err, pen.Truncate(1), pen.Close(), m.Pen.Close(), d.Link(m)))
+	must(t, errors.Join(err, pen.Truncate(1), pen.Close(), m.Pen.Close(), d.Link(m, nil)))
 	id, err := d.ID()
 	must(t, err)
 	must(t, d.Publish(t.Context(), []File{f, {"b", 1, []uint32{crc32.Checksum([]byte("b"), castagnoli())}}}))
@@ -253,7 +256,7 @@ func TestMakeRefuses(t *testing.T) {
 	}
 	m, err := d.Make("a", 100, false)
 	must(t, err)
-	if err := d.Link(m); !errors.Is(err, ErrInvalid) { // it has a page, as it was allocated
+	if err := d.Link(m, nil); !errors.Is(err, ErrInvalid) { // it has a page, as it was allocated
 		t.Errorf("a file of another size is linked: %v", err)
 	}
 	must(t, errors.Join(m.Pen.Close(), m.Read.Close()))
@@ -279,7 +282,7 @@ func TestALeaseNeedsNoCapability(t *testing.T) {
 		}
 		f = File{"a", 1, []uint32{crc32.Checksum([]byte("a"), castagnoli())}}
 		_, err = m.Pen.Write([]byte("a"))
-		return errors.Join(err, m.Pen.Truncate(1), m.Pen.Close(), d.Link(m))
+		return errors.Join(err, m.Pen.Truncate(1), m.Pen.Close(), d.Link(m, nil))
 	}))
 	said := make(chan error)
 	go func() {
@@ -298,4 +301,54 @@ func TestALeaseNeedsNoCapability(t *testing.T) {
 		said <- d.Publish(t.Context(), []File{f})
 	}()
 	must(t, <-said)
+}
+
+// TestAFileThatLostBytesGetsNoName: a writer that ignores its failed fsync seals nothing, however the daemon comes to know of it.
+func TestAFileThatLostBytesGetsNoName(t *testing.T) {
+	for _, kind := range thin.Kinds() {
+		t.Run(kind, func(t *testing.T) {
+			disk := thin.New(t, kind, t.TempDir(), t.TempDir())
+			for what, c := range map[string]struct{ named, doubt, synced bool }{
+				"with a descriptor": {false, false, true}, "never synced": {false, false, false}, "with a name": {true, false, true}, "after another daemon": {false, true, true},
+			} {
+				t.Run(what, func(t *testing.T) {
+					d := pastDraft(t, disk.Dir)
+					data := bytes.Repeat([]byte("data"), 5<<18+3)
+					var sums []uint32
+					for chunk := range slices.Chunk(data, Chunk) {
+						sums = append(sums, crc32.Checksum(chunk, castagnoli()))
+					}
+					m, err := d.Make("a", int64(len(data)), c.named)
+					must(t, err)
+					must(t, m.Pen.Truncate(m.Size))
+					disk.Starve(t, pathOf(m.Pen))
+					_, err = m.Pen.WriteAt(data, 0)
+					must(t, err)
+					if err := m.Pen.Sync(); c.synced && err == nil {
+						t.Error("fsync did not fail")
+					}
+					if m.Doubt = c.doubt; c.doubt {
+						_ = m.Read.Sync() // as another daemon did
+					}
+					must(t, m.Pen.Close())
+					disk.Forget(t)
+					disk.Feed(t)
+					for range 2 {
+						if err := d.Link(m, sums); err == nil || !strings.Contains(err.Error(), `"a"`) {
+							t.Errorf("it is sealed: %v", err)
+						}
+					}
+					whole, err := d.Make("b", int64(len(data)), c.named)
+					must(t, err)
+					_, err = whole.Pen.WriteAt(data, 0)
+					whole.Doubt = c.doubt
+					must(t, errors.Join(err, whole.Pen.Truncate(whole.Size), whole.Pen.Close(), d.Link(whole, sums)))
+					if m.Read != nil {
+						must(t, m.Read.Close())
+					}
+					must(t, d.Drop())
+				})
+			}
+		})
+	}
 }

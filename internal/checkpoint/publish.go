@@ -43,7 +43,7 @@ func (d *Draft) publish(ctx context.Context, files []File) error {
 	if err != nil {
 		return err
 	}
-	if err := d.sync(ctx, files, dirs); err != nil {
+	if err := d.sync(ctx, files, dirs, nil); err != nil {
 		return err
 	}
 	return d.finish(text)
@@ -109,8 +109,11 @@ func (d *Draft) compare(files []File, empty bool) (dirs []string, err error) {
 	return dirs, err
 }
 
-// sync makes files safe, and the directories they are in.
-func (d *Draft) sync(ctx context.Context, files []File, dirs []string) error {
+// sync makes files safe, and the directories they are in. sync is that of [SealOptions].
+func (d *Draft) sync(ctx context.Context, files []File, dirs []string, sync func(name string, f *os.File) error) error {
+	if sync == nil {
+		sync = func(_ string, f *os.File) error { return f.Sync() }
+	}
 	for _, f := range files {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -119,7 +122,7 @@ func (d *Draft) sync(ctx context.Context, files []File, dirs []string) error {
 		if err != nil {
 			return err
 		}
-		err = errors.Join(opened.Sync(), opened.Close())
+		err = errors.Join(sync(f.Name, opened), opened.Close())
 		if err == nil && info.Size() != f.Size {
 			err = failf(ErrInvalid, "file %q changes while it is published", f.Name)
 		}

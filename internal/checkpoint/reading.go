@@ -18,6 +18,21 @@ func ParseManifest(text []byte) (*Manifest, error) {
 	return m, nil
 }
 
+// Misfit compares the files with those of a place, of which size gives the bytes, and says what is wrong with the first that does not
+// fit, "" for nothing.
+func (m *Manifest) Misfit(size func(name string) (bytes int64, there bool)) string {
+	for i := range m.Files {
+		f := &m.Files[i]
+		switch bytes, there := size(f.Name); {
+		case !there:
+			return fmt.Sprintf("its file %q is missing there", f.Name)
+		case bytes != f.Size:
+			return fmt.Sprintf("its file %q has %d bytes there, and %d were published", f.Name, bytes, f.Size)
+		}
+	}
+	return ""
+}
+
 // Text is the manifest as its file has it.
 func (m *Manifest) Text() ([]byte, error) { return m.marshal() }
 

@@ -22,6 +22,11 @@ import (
 type SealOptions struct {
 	Patience time.Duration           // how long a file may still be open for writing: the kernel closes some a moment after close(2)
 	Progress func(done, total int64) // bytes; may be called from several threads at once. nil: nobody asks
+	// Sync syncs a file, given by its name and a descriptor, with a descriptor that was open before the file was written: others miss errors that
+	// were reported before. It remembers a sync that has failed. nil: the descriptor is synced.
+	Sync func(name string, f *os.File) error
+	// Room books memory for the manifest that is made, and tells whether there is some. A negative number gives it back. nil: there is enough.
+	Room func(bytes int64) bool
 }
 
 // Writing names a file of a draft that somebody can still write: an [ErrOpen].
@@ -49,7 +54,23 @@ func (d *Draft) PublishAll(ctx context.Context, opt SealOptions) error {
 }
 
 func (d *Draft) publishAll(ctx context.Context, opt SealOptions) error {
-	files, err := d.files()
+	booked := int64(0)
+	book := func(bytes int64) bool {
+		if bytes <= booked || opt.Room == nil {
+			return true
+		}
+		if !opt.Room(bytes - booked) {
+			return false
+		}
+		booked = bytes
+		return true
+	}
+	defer func() {
+		if booked > 0 {
+			opt.Room(-booked)
+		}
+	}()
+	files, err := d.files(book)
 	if err != nil {
 		return err
 	}
@@ -60,7 +81,7 @@ func (d *Draft) publishAll(ctx context.Context, opt SealOptions) error {
 		}
 	}
 	// Sizes are final now.
-	if files, err = d.files(); err != nil {
+	if files, err = d.files(book); err != nil {
 		return err
 	}
 	dirs, err := d.compare(files, true)
@@ -71,7 +92,7 @@ func (d *Draft) publishAll(ctx context.Context, opt SealOptions) error {
 		files[i].Sums = make([]uint32, chunks(files[i].Size))
 	}
 	group, working := errgroup.WithContext(ctx)
-	group.Go(func() error { return d.sync(working, files, dirs) })
+	group.Go(func() error { return d.sync(working, files, dirs, opt.Sync) })
 	group.Go(func() error { return d.sum(working, files, opt.Progress) })
 	if err := group.Wait(); err != nil {
 		return err
@@ -87,8 +108,10 @@ func (d *Draft) publishAll(ctx context.Context, opt SealOptions) error {
 	return d.finish(text)
 }
 
-// files lists the draft's files. It refuses what a checkpoint cannot have.
-func (d *Draft) files() (files []File, err error) {
+// files lists the draft's files. It refuses what a checkpoint cannot have, before anything is read or allocated for it. book has memory booked for
+// a manifest of so many bytes, and tells whether there is room.
+func (d *Draft) files(book func(bytes int64) bool) (files []File, err error) {
+	manifest := int64(0)
 	err = walk(d.dir, ".", 0, func(name string, info fs.FileInfo) error {
 		switch {
 		case info.IsDir() || name == ManifestName:
@@ -96,7 +119,16 @@ func (d *Draft) files() (files []File, err error) {
 			return failf(ErrInvalid, "%q is no regular file, and a checkpoint has no others: remove it", name)
 		case len(files) == mostFiles:
 			return failf(ErrInvalid, "there are more than %d files", mostFiles)
+		case info.Size() > mostSize:
+			return failf(ErrInvalid, "file %q has %d bytes, and a manifest has room for the sums of %d: cut it, or write smaller files", name, info.Size(), int64(mostSize))
 		default:
+			manifest += int64(len(name)) + sumsInText*chunks(info.Size())
+			if manifest > mostManifest {
+				return failf(ErrInvalid, "the manifest would have more than %d bytes, for names and for sums of each %d bytes of all files: publish it in parts", mostManifest, Chunk)
+			}
+			if !book(manifest) {
+				return fmt.Errorf("too much is being published at once: try again when that is done: %w", unix.EAGAIN)
+			}
 			files = append(files, File{Name: name, Size: info.Size()})
 		}
 		return nil
@@ -123,7 +155,10 @@ func (d *Draft) whenClosed(ctx context.Context, name string, deadline time.Time)
 
 // leased opens a file with a read lease.
 func (d *Draft) leased(name string) (*os.File, error) {
-	f, _, err := openRegular(d.dir, name)
+	f, _, err := openRegularAs(d.dir, name, os.O_RDONLY|unix.O_NONBLOCK) // else it would wait until a lease of another ends
+	if errors.Is(err, unix.EAGAIN) {
+		return nil, &Writing{name}
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -163,12 +198,8 @@ func (d *Draft) sum(ctx context.Context, files []File, progress func(done, total
 	group.Go(func() error {
 		defer close(jobs)
 		for i := range files {
-			for first, n := int64(0), int64(len(files[i].Sums)); first < n; first += verifyJob {
-				select {
-				case jobs <- job{&files[i], first, min(n, first+verifyJob)}:
-				case <-ctx.Done():
-					return ctx.Err()
-				}
+			if err := d.divide(ctx, &files[i], jobs, read); err != nil {
+				return err
 			}
 		}
 		return nil
@@ -185,6 +216,19 @@ func (d *Draft) sum(ctx context.Context, files []File, progress func(done, total
 		})
 	}
 	return group.Wait()
+}
+
+// divide gives out the chunks of a file, and sums those in holes.
+func (d *Draft) divide(ctx context.Context, file *File, jobs chan<- job, read func(int64)) error {
+	f, err := d.leased(file.Name)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }() // opened for reading
+	return divide(ctx, f, file, jobs, func(chunk int64, sum uint32) {
+		file.Sums[chunk] = sum
+		read(min(Chunk, file.Size-chunk*Chunk))
+	})
 }
 
 // sumChunks computes the sums of some chunks of a file.

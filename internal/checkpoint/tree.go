@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path"
@@ -61,6 +62,11 @@ func rename(root *os.Root, from, to string) error {
 
 // openRegular opens a file for reading, and follows no link to it.
 func openRegular(root *os.Root, name string) (*os.File, fs.FileInfo, error) {
+	return openRegularAs(root, name, os.O_RDONLY)
+}
+
+// openRegularAs is openRegular with the flags of open(2).
+func openRegularAs(root *os.Root, name string, flags int) (*os.File, fs.FileInfo, error) {
 	named, err := root.Lstat(name)
 	if err != nil {
 		return nil, nil, err
@@ -68,7 +74,7 @@ func openRegular(root *os.Root, name string) (*os.File, fs.FileInfo, error) {
 	if !named.Mode().IsRegular() {
 		return nil, nil, fmt.Errorf("%s is no regular file", filepath.Join(root.Name(), name))
 	}
-	f, err := root.Open(name)
+	f, err := root.OpenFile(name, flags, 0)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -112,24 +118,30 @@ func walk(root *os.Root, dir string, depth int, each func(name string, info fs.F
 	if err != nil {
 		return err
 	}
-	names, err := d.Readdirnames(-1)
-	if err = errors.Join(err, d.Close()); err != nil {
-		return err
-	}
-	for _, base := range names {
-		name := path.Join(dir, base)
-		info, err := root.Lstat(name)
-		if err == nil {
-			err = each(name, info)
+	defer func() { _ = d.Close() }() // opened for reading
+	for {
+		const some = 1024 // each may end the walk before a large directory takes memory
+		names, err := d.Readdirnames(some)
+		for _, base := range names {
+			name := path.Join(dir, base)
+			info, err := root.Lstat(name)
+			if err == nil {
+				err = each(name, info)
+			}
+			if err == nil && info.IsDir() {
+				err = walk(root, name, depth+1, each)
+			}
+			if err != nil {
+				return err
+			}
 		}
-		if err == nil && info.IsDir() {
-			err = walk(root, name, depth+1, each)
+		if errors.Is(err, io.EOF) {
+			return nil
 		}
 		if err != nil {
 			return err
 		}
 	}
-	return nil
 }
 
 // isEmpty tells whether a directory has nothing in it.

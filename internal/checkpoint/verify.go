@@ -5,8 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/crc32"
-	"io"
 	"io/fs"
 	"os"
 	"runtime"
@@ -115,16 +113,23 @@ func (v *verification) plan(ctx context.Context, jobs chan<- job) error {
 			v.read(f.Size)
 			continue
 		}
-		n := int64(len(f.Sums))
-		for first := int64(0); first < n; first += verifyJob {
-			select {
-			case jobs <- job{f, first, min(n, first+verifyJob)}:
-			case <-ctx.Done():
-				return ctx.Err()
-			}
+		if err := v.planFile(ctx, f, jobs); err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+// planFile gives out the chunks of a file.
+func (v *verification) planFile(ctx context.Context, f *File, jobs chan<- job) error {
+	opened, _, err := openRegular(v.c.dir, f.Name)
+	if err != nil { // each of its chunks is damaged
+		v.damaged(Damage{File: f.Name, Chunk: -1, Length: f.Size, Err: err})
+		v.read(f.Size)
+		return nil
+	}
+	defer func() { _ = opened.Close() }() // opened for reading
+	return divide(ctx, opened, f, jobs, func(chunk int64, sum uint32) { v.judge(f, chunk, sum, nil) })
 }
 
 // read counts bytes that need not be looked at any more.
@@ -166,14 +171,22 @@ func (v *verification) work(ctx context.Context, jobs <-chan job) error {
 
 // chunk compares one chunk. openErr is why the file could not be opened.
 func (v *verification) chunk(f *os.File, openErr error, file *File, chunk int64, buf []byte) {
+	var sum uint32
+	err := openErr
+	if err == nil {
+		at := chunk * Chunk
+		sum, err = sumOf(f, at, min(Chunk, file.Size-at), buf)
+	}
+	v.judge(file, chunk, sum, err)
+}
+
+// judge notes what a chunk's sum is, or why there is none.
+func (v *verification) judge(file *File, chunk int64, sum uint32, err error) {
 	at := chunk * Chunk
-	d := Damage{File: file.Name, Chunk: chunk, Offset: at, Length: min(Chunk, file.Size-at), Err: openErr}
+	d := Damage{File: file.Name, Chunk: chunk, Offset: at, Length: min(Chunk, file.Size-at), Err: err}
 	defer v.read(d.Length)
-	if d.Err == nil {
-		var sum uint32
-		if sum, d.Err = sumOf(f, at, d.Length, buf); d.Err == nil && sum != file.Sums[chunk] {
-			d.Err = failf(ErrDamaged, "crc32c is %08x, %08x was published", sum, file.Sums[chunk])
-		}
+	if err == nil && sum != file.Sums[chunk] {
+		d.Err = failf(ErrDamaged, "crc32c is %08x, %08x was published", sum, file.Sums[chunk])
 	}
 	if d.Err != nil {
 		v.damaged(d)
@@ -182,22 +195,6 @@ func (v *verification) chunk(f *os.File, openErr error, file *File, chunk int64,
 	v.mu.Lock()
 	v.report.Bytes += d.Length
 	v.mu.Unlock()
-}
-
-func sumOf(f *os.File, at, n int64, buf []byte) (sum uint32, err error) {
-	for end := at + n; at < end; {
-		p := buf[:min(int64(len(buf)), end-at)]
-		got, err := f.ReadAt(p, at)
-		if got < len(p) {
-			if errors.Is(err, io.EOF) {
-				err = failf(ErrDamaged, "the file ends at %d", at+int64(got))
-			}
-			return 0, err
-		}
-		sum = crc32.Update(sum, castagnoli(), p)
-		at += int64(got)
-	}
-	return sum, nil
 }
 
 // String is one sentence that names the file and the place.

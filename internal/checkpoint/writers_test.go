@@ -47,14 +47,14 @@ func TestDeadWriter(t *testing.T) {
 	must(t, os.MkdirAll(filepath.Join(dir, ".step.hbmfs.tmp", "sub"), 0o700))
 	lock := filepath.Join(dir, ".step.hbmfs.lock")
 	must(t, os.WriteFile(lock, []byte("4711 otherhost\n"), 0o600))
-	holder := exec.CommandContext(t.Context(), "flock", "--no-fork", "--exclusive", lock, "sleep", "60")
+	holder := exec.CommandContext(t.Context(), "flock", "--no-fork", "--exclusive", lock, "sleep", "600")
 	if err := holder.Start(); err != nil {
 		t.Skip("needs flock (package util-linux): ", err)
 	}
 	dead, err := os.OpenRoot(dir)
 	must(t, err)
 	defer func() { must(t, dead.Close()) }()
-	if !blackbox.Within(20*time.Second, func() bool { return held(dead, "step") == "process 4711 on otherhost" }) {
+	if !blackbox.Within(time.Minute, func() bool { return held(dead, "step") == "process 4711 on otherhost" }) {
 		t.Fatal("nobody has the lock")
 	}
 	if _, err := Begin(t.Context(), at, Part{0, 1}); !errors.Is(err, ErrBusy) || !strings.Contains(err.Error(), "process 4711 on otherhost") {
@@ -73,16 +73,20 @@ func TestDeadWriter(t *testing.T) {
 // tell of others; all that is ever complete verifies; and in the end nothing is left over.
 func TestManyAtOnce(t *testing.T) {
 	dir := t.TempDir()
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	names := []string{"step_1", "step_2"}
 	var all sync.WaitGroup
 	var mu sync.Mutex
+	const enough = 20 // of each, whatever the machine
 	times := map[string]int{}
 	count := func(what string, err error) {
 		mu.Lock()
 		defer mu.Unlock()
 		times[what+map[bool]string{false: ", refused"}[err == nil]]++
+		if min(times["publish"], times["remove"], times["begin, refused"], times["verify"]) >= enough {
+			cancel()
+		}
 		if err != nil && !errors.Is(err, ErrBusy) && !errors.Is(err, ErrExists) && !errors.Is(err, ErrNone) && !errors.Is(err, fs.ErrNotExist) && ctx.Err() == nil {
 			t.Errorf("%s: %v", what, err)
 		}
@@ -127,10 +131,9 @@ func TestManyAtOnce(t *testing.T) {
 		}
 	})
 	all.Wait()
-	if times["publish"] < 5 || times["remove"] < 5 || times["begin, refused"] < 5 {
+	if t.Log(times); !errors.Is(ctx.Err(), context.Canceled) {
 		t.Errorf("too little happened: %v", times)
 	}
-	t.Log(times)
 	_, err := Clean(t.Context(), dir)
 	must(t, err)
 	left, err := filepath.Glob(filepath.Join(dir, ".*"))

@@ -23,6 +23,7 @@ import (
 	"github.com/hbmfs/hbmfs/cache/spread"
 	"github.com/hbmfs/hbmfs/cache/store"
 	"github.com/hbmfs/hbmfs/fs"
+	"github.com/hbmfs/hbmfs/internal/checkpoint"
 	"github.com/hbmfs/hbmfs/internal/handover"
 	"github.com/hbmfs/hbmfs/internal/size"
 	"github.com/hbmfs/hbmfs/internal/trace"
@@ -109,9 +110,12 @@ func openRemote(source string, caches []string, opt fetch.Options) (remoteOrigin
 		} else if s.Caches != "" {
 			caches = strings.Split(s.Caches, ",")
 		}
-		if up, err = s3origin.Open(s, opt); err != nil {
+		o, err := s3origin.Open(s, opt)
+		if err != nil {
 			return nil, err
 		}
+		o.Misfit = misfit
+		up = o
 	case "http", "https":
 		o, err := httporigin.Open(source, opt)
 		if err != nil {
@@ -129,6 +133,15 @@ func openRemote(source string, caches []string, opt fetch.Options) (remoteOrigin
 		return nil, usage.Error{Err: errors.Join(err, up.Close())}
 	}
 	return o, nil
+}
+
+// misfit compares a drained checkpoint with its manifest: see [s3origin.Origin].
+func misfit(manifest []byte, size func(name string) (int64, bool)) string {
+	m, err := checkpoint.ParseManifest(manifest)
+	if err != nil {
+		return err.Error()
+	}
+	return m.Misfit(size)
 }
 
 // Dataset is an opened source, listed.

@@ -30,6 +30,7 @@ const (
 	recordBegin uint32 = iota + 1
 	recordFile
 	recordSeal
+	recordSealed // the number of a file whose bytes are on the disk, and which has its name
 )
 
 // begun is the first record: what the next daemon needs to know of a draft.
@@ -139,6 +140,14 @@ func (b *books) sealing(m *control.Seal) error {
 		return nil
 	}
 	return b.journal.Append(recordSeal, m.AppendTo(nil))
+}
+
+// sealed records that a file is, before its writer hears of it.
+func (b *books) sealed(number int) error {
+	if b == nil {
+		return nil
+	}
+	return b.journal.Append(recordSealed, []byte(strconv.Itoa(number)))
 }
 
 // named has the holder forget a file that has its name.
@@ -282,31 +291,35 @@ func (d *draft) replay(kind uint32, record []byte, start *begun) error {
 		f := d.files[m.File]
 		f.sums = append(f.sums[:m.First], m.Sums...)
 		f.known, f.asked = int64(len(f.sums)), true
+	case recordSealed:
+		number, err := strconv.Atoi(string(record))
+		if err != nil || number < 0 || number >= len(d.files) {
+			return fmt.Errorf("%w: the journal of a draft seals a file that it does not have", handover.ErrRefused)
+		}
+		d.files[number].sealed = true
 	default:
 		return fmt.Errorf("%w: the journal of a draft has a record of an unknown kind", handover.ErrRefused)
 	}
 	return nil
 }
 
-// takeFiles takes files without names from the holder, and finishes those that were being sealed.
+// takeFiles takes files without names from the holder. Files that were being sealed are sealed when that is asked for again.
 func (d *draft) takeFiles() error {
 	for number, f := range d.files {
 		if f.unnamed {
 			f.Read = d.books.life.Took(d.books.name + strconv.Itoa(number))
 		}
-		if !f.asked || f.known < sumsOf(f.Size) {
-			if f.unnamed && f.Read == nil {
-				return fmt.Errorf("file %q is lost: the holder does not have it", f.Name)
+		linked := f.unnamed && f.Read == nil && f.asked && f.known == sumsOf(f.Size) // by a daemon that did not record it
+		switch f.Doubt = f.asked; {
+		case f.sealed || linked:
+			closeAll([]*os.File{f.Read})
+			f.Read, f.sealed = nil, true
+			if f.unnamed {
+				f.unnamed = false
+				d.books.named(number)
 			}
-			continue
-		}
-		if err := asuser.Do(d.user, func() error { return d.made.Link(&f.Making) }); err != nil {
-			return err
-		}
-		f.sealed = true
-		if f.unnamed {
-			f.unnamed = false
-			d.books.named(number)
+		case f.unnamed && f.Read == nil:
+			return fmt.Errorf("file %q is lost: the holder does not have it", f.Name)
 		}
 	}
 	return nil

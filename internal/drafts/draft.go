@@ -212,7 +212,10 @@ func (d *draft) seal(m *control.Seal) error {
 	if f.known < most {
 		return nil
 	}
-	if err := asuser.Do(d.user, func() error { return d.made.Link(&f.Making) }); err != nil {
+	if err := asuser.Do(d.user, func() error { return d.made.Link(&f.Making, f.sums) }); err != nil {
+		return err
+	}
+	if err := d.books.sealed(int(m.File)); err != nil {
 		return err
 	}
 	f.sealed = true

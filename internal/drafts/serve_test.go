@@ -13,24 +13,19 @@ import (
 	"sync"
 	"testing"
 
-	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/internal/asuser"
 	"github.com/hbmfs/hbmfs/internal/checkpoint"
+	"github.com/hbmfs/hbmfs/tests/leaks"
 )
 
 func TestMain(m *testing.M) {
 	if client() {
 		os.Exit(0)
 	}
-	if code := m.Run(); code != 0 {
-		os.Exit(code)
-	}
-	if err := goleak.Find(); err != nil {
-		panic(err)
-	}
+	leaks.Main(m)
 }
 
 func must(t *testing.T, err error) {

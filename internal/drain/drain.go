@@ -75,7 +75,7 @@ type Drain struct {
 	wake     chan struct{}
 	sums     atomic.Int32 // how the server shows what it has
 	taken    atomic.Bool  // the place was taken over
-	counts   struct{ sent, skipped, requests, retries, removed atomic.Int64 }
+	counts   struct{ sent, skipped, requests, retries, removed, mended atomic.Int64 }
 
 	mu      sync.Mutex // guards what follows
 	state   *state     // nil until it is locked
@@ -200,6 +200,7 @@ func (d *Drain) Run(ctx context.Context) {
 
 // work sends one checkpoint after the other, the oldest first, until ctx ends.
 func (d *Drain) work(ctx context.Context) {
+	_ = d.inspect(ctx) // it ends with ctx alone
 	for ctx.Err() == nil {
 		if it := d.next(); it != nil {
 			_ = d.one(ctx, it) // the status has it
@@ -223,11 +224,14 @@ func (d *Drain) Once(ctx context.Context) error {
 	defer d.save()
 	d.look()
 	d.forgetLost(ctx)
+	if err := d.inspect(ctx); err != nil {
+		return fmt.Errorf("drain %s to %s: %w", d.dir, d.bucket, cmp.Or(context.Cause(ctx), err))
+	}
 	began := time.Now()
 	for {
 		it := d.next()
 		if it == nil {
-			if !d.waiting() || d.opt.Patience > 0 && time.Since(began) > d.opt.Patience {
+			if d.evict(ctx); !d.waiting() || d.opt.Patience > 0 && time.Since(began) > d.opt.Patience {
 				break
 			}
 			if err := pause.For(ctx, 100*time.Millisecond); err != nil {
@@ -246,7 +250,6 @@ func (d *Drain) Once(ctx context.Context) error {
 		}
 		d.save()
 	}
-	d.evict(ctx)
 	return ctx.Err()
 }
 

@@ -72,7 +72,7 @@ func must(t testing.TB, err error) {
 // fast are options of tests.
 func fast() Options {
 	return Options{
-		Rate: Unlimited, PartSize: 8 * mib, Connections: 4, Poll: 10 * time.Millisecond, Patience: 20 * time.Second,
+		Rate: Unlimited, PartSize: 8 * mib, Connections: 4, Poll: 10 * time.Millisecond, Patience: 2 * time.Minute,
 		retryFirst: time.Millisecond, retryMost: 20 * time.Millisecond, stall: 15 * time.Second, failedFirst: 20 * time.Millisecond, failedMost: 50 * time.Millisecond,
 		waitFirst: 5 * time.Millisecond, waitMost: 20 * time.Millisecond,
 	}
@@ -202,8 +202,76 @@ func TestKeep(t *testing.T) {
 	once(t, dir, s.url("run"), opt)
 	all, err = checkpoint.List(dir)
 	must(t, err)
-	if len(all) != 2 || all[0].Name != "step-10" || all[1].Name != "step-11" {
-		t.Errorf("step-8 is remote and should be gone; step-10 is no longer, and should not: %v", all)
+	if len(all) != 1 || all[0].Name != "step-11" {
+		t.Errorf("step-8 is remote and should be gone, and so is step-10 again: %v", all)
+	}
+	if s.objects["run/step-10/x"] == nil {
+		t.Error("step-10 was removed, and is damaged at the destination")
+	}
+}
+
+// TestDamagedAtTheDestination deletes and cuts objects of checkpoints that are remote: they are listed as damaged, and the next drain mends them.
+// One that cannot be mended has failed, and stays.
+func TestDamagedAtTheDestination(t *testing.T) {
+	for what, damage := range map[string]func(objects map[string]*object, key string){
+		"deleted": func(objects map[string]*object, key string) { delete(objects, key) },
+		"cut": func(objects map[string]*object, key string) {
+			objects[key] = &object{data: []byte("0"), etag: "another", crc: "AAAAAA=="}
+		},
+	} {
+		for _, file := range []string{"small", "big", "a/b/more", checkpoint.ManifestName} {
+			t.Run(what+" "+file, func(t *testing.T) {
+				s, dir := newStore(t), t.TempDir()
+				opt := fast()
+				for _, name := range []string{"step-1", "step-2"} {
+					publish(t, dir, name, checkpoint.Part{Of: 1}, usual())
+				}
+				once(t, dir, s.url("run"), opt)
+				if file == checkpoint.ManifestName && what == "cut" {
+					return // which is another checkpoint's: see TestBadPlaces
+				}
+				s.set(func() { damage(s.objects, "run/step-1/"+file) })
+				listed := func() checkpoint.Entry {
+					all, err := List(t.Context(), s.url("run"))
+					must(t, err)
+					if len(all) != 2 || all[1].State != checkpoint.Complete {
+						t.Errorf("listed are %v", all)
+					}
+					return all[0]
+				}
+				if e := listed(); e.State == checkpoint.Complete || e.State == checkpoint.Damaged && !strings.Contains(e.Why, file) {
+					t.Errorf("it is listed as %+v", e)
+				}
+				opt.Keep = 1
+				s.set(func() {
+					s.before = func(op, _ string, w http.ResponseWriter, _ *http.Request) (bool, func(http.ResponseWriter)) {
+						if op == "put" || op == "begin" {
+							fail(w, http.StatusForbidden, "AccessDenied")
+						}
+						return op == "put" || op == "begin", nil
+					}
+				})
+				if got := once(t, dir, s.url("run"), opt); !strings.HasPrefix(got["step-1"], "failed: ") || len(got) != 2 {
+					t.Errorf("while nothing can be stored: %v", got)
+				}
+				s.set(func() { s.before = nil })
+				opt.Keep = 0
+				d := open(t, dir, s.url("run"), opt)
+				must(t, d.Once(t.Context()))
+				if got := states(d); got["step-1"] != Remote || file != checkpoint.ManifestName && d.Status().Mended != 1 {
+					t.Errorf("mended: %v, %d", got, d.Status().Mended)
+				}
+				must(t, d.Close())
+				if e := listed(); e.State != checkpoint.Complete {
+					t.Errorf("mended, it is listed as %+v", e)
+				}
+				compare(t, s, "run/", dir, "step-1", usual())
+				opt.Keep = 1
+				if got := once(t, dir, s.url("run"), opt); len(got) != 1 {
+					t.Errorf("beyond --keep: %v", got)
+				}
+			})
+		}
 	}
 }
 
@@ -440,7 +508,7 @@ func TestPartsOfTwoAttempts(t *testing.T) {
 		t.Fatalf("the second node has %v", got)
 	}
 	var both sync.WaitGroup
-	opt.Patience = 20 * time.Second
+	opt.Patience = fast().Patience
 	for _, dir := range dirs {
 		both.Go(func() {
 			if got := once(t, dir, s.url("run"), opt); got["step-1"] != Remote {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io/fs"
 	"maps"
 	"os"
@@ -286,12 +285,16 @@ func (d *Drain) evict(ctx context.Context) {
 			return
 		}
 		err := d.stillThere(ctx, it)
-		if err == nil {
+		if err != nil {
+			d.suspect(it, err)
+		} else {
 			err = d.opt.Remove(ctx, filepath.Join(d.dir, it.name))
 		}
 		d.mu.Lock()
 		if err != nil {
-			it.removeAfter = time.Now().Add(d.opt.failedMost)
+			if it.state == Remote { // otherwise it is mended first
+				it.removeAfter = time.Now().Add(d.opt.failedMost)
+			}
 			d.log.Warn("a checkpoint beyond --keep stays", "checkpoint", it.name, "error", err)
 		} else {
 			d.counts.removed.Add(1)
@@ -301,40 +304,6 @@ func (d *Drain) evict(ctx context.Context) {
 		}
 		d.mu.Unlock()
 	}
-}
-
-// stillThere asks whether a checkpoint that became remote is: its manifest, and all objects as they were stored.
-func (d *Drain) stillThere(ctx context.Context, it *item) error {
-	c, err := checkpoint.Open(filepath.Join(d.dir, it.name))
-	if err != nil {
-		return err
-	}
-	defer func() { _ = c.Close() }() // opened for reading
-	j, err := d.state.journal(it.name)
-	if err != nil {
-		return err
-	}
-	defer j.close()
-	end := j.remote()
-	if end == nil {
-		return errors.New("its journal does not say that it is remote")
-	}
-	s := &sending{d: d, it: it, c: c, j: j}
-	if err := s.look(ctx); err != nil {
-		return err
-	}
-	if o, ok := s.there[s.prefix()+checkpoint.ManifestName]; !ok || o.Size != end.Size {
-		return fmt.Errorf("it was remote, and its manifest is no longer at the destination: nothing is removed here")
-	}
-	for i := range c.Manifest.Files {
-		f := &c.Manifest.Files[i]
-		o, ok := s.there[s.name(f)]
-		known, noted := j.stored(s.name(f))
-		if !ok || o.Size != f.Size || noted && o.ETag != known.ETag {
-			return fmt.Errorf("it was remote, and its object %q is no longer what was stored: nothing is removed here", s.name(f))
-		}
-	}
-	return nil
 }
 
 // State says how a checkpoint stands, and why.
@@ -351,7 +320,7 @@ func (d *Drain) State(name string) (state, why string) {
 func (d *Drain) Status() *status.Drain {
 	s := &status.Drain{
 		Directory: d.dir, Destination: d.bucket.String(), Bound: max(0, d.pace.rate()), Checkpoints: []status.DrainEntry{},
-		Sent: d.counts.sent.Load(), Found: d.counts.skipped.Load(), Requests: d.counts.requests.Load(), Retries: d.counts.retries.Load(), Removed: d.counts.removed.Load(),
+		Sent: d.counts.sent.Load(), Found: d.counts.skipped.Load(), Requests: d.counts.requests.Load(), Retries: d.counts.retries.Load(), Removed: d.counts.removed.Load(), Mended: d.counts.mended.Load(),
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -70,11 +70,11 @@ func killAt(t *testing.T, at int, after bool, sizes map[string]int) {
 	close(started)
 	select {
 	case <-killed:
-	case <-time.After(30 * time.Second):
+	case <-time.After(time.Minute):
 		_ = cmd.Process.Kill()
 		t.Fatalf("it made only %d requests", seen.Load())
 	}
-	time.Sleep(5 * time.Millisecond) // requests of the dead end
+	until(t, func() bool { return s.connections.Load() == 0 }) // the last requests of the dead have ended
 	s.mu.Lock()
 	s.before = nil
 	before := maps.Clone(s.parts)

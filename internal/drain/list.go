@@ -15,8 +15,9 @@ import (
 // listPatience is how long a destination may be silent while somebody waits for its list.
 const listPatience = 30 * time.Second
 
-// List gives the checkpoints at a destination, in the order of [checkpoint.List]. One whose manifest has not come yet is in work. It makes
-// one request for the names, and one for each checkpoint.
+// List gives the checkpoints at a destination, in the order of [checkpoint.List]. One whose manifest has not come yet is in work. One is damaged
+// where its objects are not those of its manifest. It makes
+// one request for the names, and two for each checkpoint.
 func List(ctx context.Context, destination string) ([]checkpoint.Entry, error) {
 	d, err := New("/", destination, Options{Patience: listPatience, Rate: Unlimited})
 	if err != nil {
@@ -74,7 +75,18 @@ func (d *Drain) entry(ctx context.Context, e *checkpoint.Entry) error {
 		e.State, e.Why = checkpoint.Damaged, err.Error()
 		return nil
 	}
+	objects, err := d.list(ctx, e.Name+"/")
+	if err != nil {
+		return err
+	}
+	there := make(map[string]int64, len(objects))
+	for _, o := range objects {
+		there[o.Name] = o.Size
+	}
 	e.State, e.Why = checkpoint.Complete, ""
+	if text := m.Misfit(func(name string) (int64, bool) { n, ok := there[e.Name+"/"+name]; return n, ok }); text != "" {
+		e.State, e.Why = checkpoint.Damaged, text
+	}
 	e.Part, e.Files, e.Size, e.Created = m.Part, len(m.Files), m.Size(), m.Created
 	return nil
 }

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
+	"github.com/hbmfs/hbmfs/tests/leaks"
 )
 
 const childEnv = "HBMFS_DRAIN_TEST"
@@ -22,12 +22,7 @@ func TestMain(m *testing.M) {
 			panic(err)
 		}
 	}
-	if code := m.Run(); code != 0 {
-		os.Exit(code)
-	}
-	if err := goleak.Find(); err != nil {
-		panic(err)
-	}
+	leaks.Main(m)
 }
 
 // child drains a directory, as a process that can be killed.
@@ -48,7 +43,7 @@ func child(dir, to string) {
 func wait(t testing.TB, d *Drain, name string, is func(string) bool) {
 	t.Helper()
 	last := ""
-	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
 		if last = states(d)[name]; is(last) {
 			return
 		}
@@ -58,7 +53,7 @@ func wait(t testing.TB, d *Drain, name string, is func(string) bool) {
 
 func until(t testing.TB, is func() bool) {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
 		if is() {
 			return
 		}

@@ -28,6 +28,7 @@ type sending struct {
 	j    *journal
 
 	there map[string]s3origin.Stored // in the bucket, when it began, by name there
+	mends bool                       // the checkpoint is complete there, and objects of it were lost: others of their names give way
 
 	mu     sync.Mutex // guards chunks
 	chunks [][]byte   // buffers that are free
@@ -44,10 +45,8 @@ func (s *sending) send(ctx context.Context) error {
 	}
 	_, complete := s.there[s.prefix()+checkpoint.ManifestName]
 	switch {
-	case complete && part.Of > 1:
-		return s.compareMerged(ctx)
 	case complete:
-		return s.compareManifest(ctx)
+		return s.mend(ctx)
 	case s.it.recorded:
 		return s.agree(ctx)
 	}
@@ -145,7 +144,7 @@ func (s *sending) sendFile(ctx context.Context, g *errgroup.Group, f *checkpoint
 		if err != nil || same {
 			return err
 		}
-		if !s.d.opt.TakeOver {
+		if !s.d.opt.TakeOver && !s.mends {
 			return fmt.Errorf("%w: object %q is there, and has other bytes than the file: move it away, or name another place", ErrForeign, name)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"io"
 	"log"
 	"maps"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -18,6 +19,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -26,6 +28,8 @@ import (
 type store struct {
 	*httptest.Server
 	t testing.TB
+
+	connections atomic.Int64 // that are open
 
 	mu      sync.Mutex // guards what follows
 	objects map[string]*object
@@ -59,8 +63,17 @@ func environment() map[string]string {
 
 func newStore(t testing.TB) *store {
 	s := &store{t: t, objects: map[string]*object{}, uploads: map[string]*multipart{}, parts: map[string]int{}}
-	s.Server = httptest.NewServer(s)
+	s.Server = httptest.NewUnstartedServer(s)
 	s.Config.ErrorLog = log.New(io.Discard, "", 0) // of connections that it cuts
+	s.Config.ConnState = func(_ net.Conn, now http.ConnState) {
+		switch now {
+		case http.StateNew:
+			s.connections.Add(1)
+		case http.StateClosed, http.StateHijacked:
+			s.connections.Add(-1)
+		}
+	}
+	s.Start()
 	t.Cleanup(s.Close)
 	return s
 }

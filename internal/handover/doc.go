@@ -26,6 +26,7 @@
 //	PREPARED=1             it has read the state, can adopt it, and waits
 //	FAILED=text            it cannot
 //	READY=1                it answers the kernel
+//	NEWS=1                 (descriptor: a pipe) for spares, which hear there of keepers that follow this one
 //	SENTINEL=tid           the thread that ends first when it is killed
 //	RETIRE=1               (descriptor) another keeper relieves this one
 //	TAKEN=1                another daemon has gone on with the mount by itself, and has a keeper of its own
@@ -33,7 +34,7 @@
 //	SETTLE=n               say SETTLED=n once copies have all that was told before
 //	holder → daemon
 //	FDNAME=x               (descriptor) from the store, one message each
-//	HELD=1                 these were all; DAEMON=pid is the process that serves or did, SERVED=1 where it does still, NICE=n what its
+//	HELD=1                 (descriptor: of NEWS) these were all; DAEMON=pid is the process that serves or did, SERVED=1 where it does still, NICE=n what its
 //	                       nice value is
 //	KEEPS=1                a new keeper has all that it must know
 //	SPARE=pid              that daemon waits for its turn

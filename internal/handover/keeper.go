@@ -55,7 +55,7 @@ func keep(args []string) error {
 	const fromDaemon, fromBefore = 3, 4
 	unix.CloseOnExec(fromDaemon)
 	runtime.LockOSThread() // whose nice value its children have
-	k := &keeper{nice: niceNow(), store: Copy{}, log: os.Stderr, kind: ByKeeper, listener: listen()}
+	k := &keeper{nice: niceNow(), store: Copy{}, log: os.Stderr, kind: ByKeeper, listener: listen(), news: -1}
 	hurry(os.Getpid())
 	if k.now, err = k.find(pid, fromDaemon); err != nil {
 		return err
@@ -82,6 +82,7 @@ type keeper struct {
 
 	argv    []string
 	program int // descriptor of the daemon's program, 0 for none
+	news    int // descriptor by which the daemon tells spares of another keeper, -1 for none
 
 	relieves bool    // it was started to relieve another
 	before   *before // has the duty of this keeper still; nil where this one has it
@@ -218,6 +219,11 @@ func (k *keeper) hear(d *daemon) {
 		d.sentinel = watchSentinel(m.fields["SENTINEL"])
 	case m.fields["START"] != "" && m.fd >= 0:
 		k.learn(&m)
+	case m.fields["NEWS"] != "" && m.fd >= 0:
+		if k.news >= 0 {
+			_ = unix.Close(k.news) // of the daemon before, or an earlier word of this one
+		}
+		k.news, m.fd = m.fd, -1
 	case m.fields["PREPARED"] != "":
 		d.prepared = true
 		k.tellSpare()
@@ -428,7 +434,7 @@ func (k *keeper) start(program int, environment []string) (*daemon, error) {
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
 	cmd.Dir = "/"
 	cmd.Env = append(append(os.Environ(), Env+"=3 "+k.kind), environment...)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGCONT} // a spare that somebody has stopped may be all that is left
 	if k.died == 0 {
 		_ = unix.Setpriority(unix.PRIO_PROCESS, 0, k.nice) // else the daemon hurries from its start
 	}
@@ -446,7 +452,7 @@ func (k *keeper) start(program int, environment []string) (*daemon, error) {
 	for name, fd := range k.store {
 		err = errors.Join(err, send(ours, say("FDNAME="+name).with(fd)))
 	}
-	held := say("HELD=1", "NICE="+strconv.Itoa(k.nice))
+	held := say("HELD=1", "NICE="+strconv.Itoa(k.nice)).with(k.news)
 	held.fields["DAEMON"] = strconv.Itoa(k.now.pid)
 	if k.died == 0 {
 		held.fields["SERVED"] = "1"

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/internal/pause"
 )
 
 // Kinds of holders, as the status names them.
@@ -53,6 +55,7 @@ type Life struct {
 	spare    bool                  // it is the keeper's spare
 	nice     int                   // of this process, once it serves
 	before   int                   // the process of the daemon before, 0 where it is not known
+	orphan   orphan                // what a spare goes by once its keeper has gone
 	death    atomic.Pointer[Death] // of the daemon before, once it is heard of
 	sections map[string]section    // its snapshot
 
@@ -62,6 +65,7 @@ type Life struct {
 	kept   map[string]int // descriptors of this process
 	pid    int            // of the keeper, 0 where it is not this daemon's child
 	next   int            // the process that waits for its turn, 0 for none
+	tells  []int          // to spares of keepers, the last of which lives: see orphan.go
 	why    string         // nobody holds
 	first  *sentinel      // ends before all other threads
 	over   bool
@@ -84,7 +88,7 @@ func Inherited() (*Life, error) {
 		}
 		unix.CloseOnExec(socket)
 		_, kind, _ := strings.Cut(text, " ")
-		l := &Life{kind: kind, socket: socket, kept: map[string]int{}, nice: niceNow(), spare: os.Getenv(SpareEnv) != "", settling: newSettling()}
+		l := &Life{kind: kind, socket: socket, kept: map[string]int{}, nice: niceNow(), spare: os.Getenv(SpareEnv) != "", settling: newSettling(), orphan: orphan{-1, -1}}
 		if l.spare {
 			Rename(SpareComm)
 		}
@@ -113,7 +117,8 @@ func (l *Life) takeHeld() error {
 			return fmt.Errorf("hear the holder of the mount: %w", err)
 		case m.fields["HELD"] != "":
 			l.served = m.fields["SERVED"] != ""
-			l.before, _ = strconv.Atoi(m.fields["DAEMON"])               // an older keeper does not tell
+			l.before, _ = strconv.Atoi(m.fields["DAEMON"]) // an older keeper does not tell
+			l.prepareOrphan(&m)
 			if nice, err := strconv.Atoi(m.fields["NICE"]); err == nil { // an older keeper hurries nobody
 				l.nice = nice
 			}
@@ -251,6 +256,9 @@ func (l *Life) introduce() error {
 		if err := l.tell(say(l.first.said())); err != nil {
 			return err
 		}
+		if err := l.tellSpares(); err != nil {
+			return err
+		}
 	}
 	if l.notify != "" {
 		return nil // the report of readiness tells systemd
@@ -258,6 +266,7 @@ func (l *Life) introduce() error {
 	if err := l.tell(say("READY=1")); err != nil {
 		return err
 	}
+	l.tellOrphans(newsKeeper)
 	l.ask()
 	return nil
 }
@@ -295,60 +304,87 @@ func (l *Life) startKeeper(before string, duty *os.File) error {
 	return l.introduce()
 }
 
-// Between two keepers, and how many may die in a row.
+// keepersMax is how many keepers may die in a row. keeperPause is between the start of the third and the death of the second; then four times as long each time.
 const (
-	keeperPause = time.Second
 	keepersMax  = 5
+	keeperPause = 20 * time.Millisecond
 )
 
 // watch waits for the end of the keeper, and starts another.
 func (l *Life) watch(ctx context.Context, socket int) {
 	defer close(l.left)
 	began := time.Now()
-	for died := 0; ; {
+	for died := 1; ; died++ {
+		if socket >= 0 {
+			l.listen(socket)
+		}
+		if time.Since(began) > time.Minute {
+			died = 1
+		}
+		if died > 1 && died < keepersMax {
+			_ = pause.For(ctx, keeperPause<<(2*(died-2))) // the end of ctx is seen below
+		}
+		began = time.Now()
+		var over bool
+		if socket, over = l.replaceKeeper(ctx, died); over {
+			return
+		}
+	}
+}
+
+// listen hears what a keeper says until it has gone.
+func (l *Life) listen(socket int) {
+	for {
 		m, err := receive(socket)
 		m.close()
-		if number := m.fields["SETTLED"]; number != "" {
+		number := m.fields["SETTLED"]
+		if number != "" {
 			l.hearSettled(number)
 			continue
 		}
 		l.mu.Lock()
-		if err == nil {
+		if l.next = 0; err == nil {
 			l.next, _ = strconv.Atoi(m.fields["SPARE"]) // it says nothing else
+			if l.next != 0 {
+				l.tellOrphans(newsSpare)
+			}
 			l.mu.Unlock()
 			continue
 		}
-		l.next = 0
 		_ = unix.Close(socket) // of a peer that is gone
 		l.socket = -1
-		if died++; time.Since(began) > time.Minute {
-			died = 1
-		}
-		if l.over || ctx.Err() != nil || l.kind != ByKeeper {
-			l.why = "its holder has gone"
-			l.mu.Unlock()
-			return
-		}
-		err = errors.New("five keepers have died in a row")
-		if died < keepersMax {
-			err = l.startKeeper("", nil)
-		}
-		l.why = ""
-		if err != nil {
-			l.why = err.Error()
-		}
-		socket, began = l.socket, time.Now()
 		l.mu.Unlock()
-		if err != nil {
-			l.log.Error("nobody holds the mount any more: it ends with this daemon", "reason", err)
-			return
+		return
+	}
+}
+
+// replaceKeeper starts a keeper in the place of one that has died, the how manieth in a row. over: none is wanted, or too many have died. A socket of -1: the new
+// one has died, too.
+func (l *Life) replaceKeeper(ctx context.Context, died int) (socket int, over bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.over || ctx.Err() != nil || l.kind != ByKeeper {
+		l.why = "its holder has gone"
+		return -1, true
+	}
+	err := errors.New("five keepers have died in a row")
+	if died < keepersMax {
+		if err = l.startKeeper("", nil); err == nil {
+			l.why = ""
+			l.log.Warn("the keeper was gone: there is another")
+			return l.socket, false
 		}
-		l.log.Warn("the keeper was gone: there is another")
-		select {
-		case <-time.After(keeperPause):
-		case <-ctx.Done():
+		l.log.Warn("a keeper could not be started", "reason", err)
+		if l.socket >= 0 {
+			_ = unix.Close(l.socket) // of a peer that is gone
+			l.socket = -1
 		}
 	}
+	if l.why = err.Error(); died < keepersMax {
+		return -1, false
+	}
+	l.log.Error("nobody holds the mount any more: it ends with this daemon", "reason", err)
+	return -1, true
 }
 
 // leaveTime bounds the wait for a holder to let go.
@@ -365,6 +401,7 @@ func (l *Life) End() {
 		return
 	}
 	l.over = true
+	l.tellOrphans(newsOver)
 	_ = l.tell(say("STOPPING=1")) // a holder that is gone needs no telling
 	l.first.relieve()
 	for _, fd := range l.kept {

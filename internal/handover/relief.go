@@ -164,23 +164,6 @@ func (l *Life) awaitKeeper() error {
 // keeperStart is how many seconds a new keeper has.
 const keeperStart = 5
 
-// orphaned tells whether the keeper of a daemon that waits for its turn has died with the daemon that served, or just after it ended that.
-// Then this one may go on by itself.
-func (l *Life) orphaned() bool {
-	if l.before == 0 || !l.served || l.kind != ByKeeper {
-		return false
-	}
-	pidfd, err := unix.PidfdOpen(l.before, 0)
-	if errors.Is(err, unix.ESRCH) {
-		return true
-	}
-	if err != nil {
-		return false
-	}
-	defer func() { _ = unix.Close(pidfd) }() // opened to look at it
-	return Dying(l.before) && ends(pidfd)
-}
-
 // Dying tells whether a process has ended, or was killed, and will end without another instruction of its program.
 func Dying(pid int) bool {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))

@@ -1,12 +1,12 @@
 package handover
 
 import (
-	"bytes"
 	"errors"
-	"fmt"
 	"os"
 	"strconv"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // A spare is a daemon that is started while another serves. It reads the state and waits for its turn, so that after a crash nobody waits
@@ -82,10 +82,11 @@ func (k *keeper) decideSpare() (err error) {
 		k.tellSpare()
 	case d != nil && k.died != 0 && k.next == nil:
 		s.daemon, s.due = nil, time.Time{}
-		if !d.prepared && time.Since(d.began) > spareStart || stopped(d.pid) {
+		if !d.prepared && time.Since(d.began) > spareStart {
 			k.drop(d)
 			return nil
 		}
+		_ = unix.PidfdSendSignal(d.pidfd, unix.SIGCONT, nil, 0) // if somebody has stopped it. To end it would be a risk: this keeper may be killed next
 		hurry(d.pid)
 		k.next, d.turn = d, time.Now()
 		k.tries++
@@ -99,13 +100,6 @@ func (k *keeper) decideSpare() (err error) {
 		niceAll(strconv.Itoa(s.daemon.pid), min(k.nice+spareNice, niceLeast)) // until its turn comes
 	}
 	return err
-}
-
-// stopped tells whether a signal keeps a process from running.
-func stopped(pid int) bool {
-	stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)) // it may have ended
-	_, after, _ := bytes.Cut(stat, []byte(") "))
-	return bytes.HasPrefix(after, []byte("T"))
 }
 
 // DaemonComm is the name of a daemon that serves in /proc, and so in ps, top and what the kernel says of processes that it ends. Daemons

@@ -30,9 +30,7 @@ func (l *Life) Prepared(ctx context.Context, meanwhile func() error) (Death, err
 	case l.notify != "":
 		return Death{How: "crash"}, nil
 	}
-	if err := send(l.socket, say("PREPARED=1")); err != nil && l.spare {
-		return Death{}, ErrNoTurn
-	} else if err != nil {
+	if err := send(l.socket, say("PREPARED=1")); err != nil && !l.spare { // a spare learns below that its keeper has gone
 		return Death{}, err
 	}
 	if l.spare {
@@ -41,13 +39,14 @@ func (l *Life) Prepared(ctx context.Context, meanwhile func() error) (Death, err
 			return Death{}, err
 		}
 	}
+	defer l.orphan.close()
 	m, err := receive(l.socket)
 	for err == nil && m.fields["ADOPT"] == "" && m.fields["FDNAME"] != "" { // since this daemon has started
 		l.update(m.fields["FDNAME"], m.fd)
 		m, err = receive(l.socket)
 	}
 	switch {
-	case err != nil && l.orphaned():
+	case err != nil && l.orphaned(ctx):
 		Rename(DaemonComm)
 		death := Death{How: "crash", At: now(), PID: l.before}
 		l.death.Store(&death)

@@ -260,8 +260,7 @@ func (o *owner) adopt(s *Store, sp *Space, n int32, e *entry) bool {
 		return false
 	}
 	o.holds[e.token] = h
-	s.held.Book(o.uid, t.slotBytes)
-	s.count.Book(o.uid, 1)
+	s.book(o.uid, t, e.slot)
 	if last := s.token.Load(); e.token > last {
 		s.token.Store(e.token)
 	}

@@ -12,14 +12,14 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/internal/asuser"
+	"github.com/hbmfs/hbmfs/tests/leaks"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaks.Main(m) }
 
 // volume is a store, with its mover.
 type volume struct {
@@ -287,7 +287,7 @@ func TestHoldsEndWithTheirConnectionsProcess(t *testing.T) {
 	if again := d.reserve(d.space, []control.KVBlock{{Key: []byte("b"), Length: 1}})[0]; again.Errno != unix.EBUSY || again.Token != 0 {
 		t.Errorf("a slot that may be written still is given again: %+v", again)
 	}
-	if done := d.commit(d.space, []control.KVStored{{Token: r.Token}}); done[0].Errno != 0 || done[0].Survives != control.KVOnDisk {
+	if done := d.commit(d.space, []control.KVStored{{Token: r.Token, Flags: control.KVHasCRC}}); done[0].Errno != 0 || done[0].Survives != control.KVOnDisk {
 		t.Error(done)
 	}
 	d.end(d.owner) // as if the process had ended
@@ -361,16 +361,10 @@ func TestMemoryIsWrittenBackAndPromoted(t *testing.T) {
 			t.Fatalf("%s is gone, with room for it on the disk", k)
 		}
 	}
-	for end := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		before := v.Namespaces()[0].Counts.Memory.Copied
-		if before > 0 {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatalf("nothing is promoted: %+v", v.Namespaces()[0])
-		}
+	until(t, "nothing is promoted", func() bool {
 		c.get(keys[1])
-	}
+		return v.Namespaces()[0].Counts.Memory.Copied > 0
+	})
 	if i := v.Namespaces()[0]; i.Counts.Disk.Copied == 0 {
 		t.Errorf("%+v", i)
 	}
@@ -474,18 +468,13 @@ func TestAnotherNamespaceGetsRoom(t *testing.T) {
 		all := v.Namespaces()
 		return all[1].Counts.Disk.Allocated, all[0].Counts.Disk.Allocated
 	}
-	for end := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	until(t, "the namespace that was first keeps the disk", func() bool {
 		for i := range 5 {
 			d.put(8192, keysOf(i*100, 50)...)
 		}
 		old, fresh := allocated()
-		if fresh*3 > old {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatalf("the namespace that was first has %d bytes of the disk, the other %d", old, fresh)
-		}
-	}
+		return fresh*3 > old
+	})
 	if c.put(4096, "one more")[0] != 0 || c.get("one more") == nil {
 		t.Error("the namespace that was first has no room any more")
 	}

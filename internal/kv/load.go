@@ -7,6 +7,8 @@ import (
 	"runtime"
 	"sync"
 	"sync/atomic"
+
+	"github.com/hbmfs/hbmfs/control"
 )
 
 // load reads the indexes of a namespace.
@@ -16,13 +18,15 @@ func (sp *Space) load() error {
 		if err != nil {
 			return err
 		}
-		t.budget.used += regions * t.cost()
 		if err := t.load(regions); err != nil {
-			return fmt.Errorf("read the index of namespace %q: %w", sp.name, err)
+			return fmt.Errorf("read its index: %w", err)
 		}
 		if err := errors.Join(t.index.Truncate(regions*t.indexBytes()), t.slab.Truncate(regions*t.regionBytes())); err != nil {
 			return err
 		}
+	}
+	for _, t := range sp.tiers {
+		t.budget.used += t.slots() / t.perRegion * t.cost()
 	}
 	return nil
 }
@@ -98,7 +102,7 @@ func (t *tier) readRegion(r int64, buffer []byte) (l loaded) {
 				continue
 			}
 			rec, ok := parseRecord(part, t.space.meta.ID, uint32(first+i), t.space.meta.Block)
-			if !ok {
+			if !ok || t.kind == control.KVDisk && !rec.hasCRC {
 				l.bad = append(l.bad, uint32(i))
 				continue
 			}

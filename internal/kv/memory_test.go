@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"runtime"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -26,6 +28,18 @@ func until(t testing.TB, what string, is func() bool) {
 			t.Fatal(what)
 		}
 	}
+}
+
+// waitsForLock tells whether a goroutine with the function in its stack waits for a lock.
+func waitsForLock(function string) bool {
+	stacks := make([]byte, 1<<20)
+	for stack := range strings.SplitSeq(string(stacks[:runtime.Stack(stacks, true)]), "\n\n") {
+		head, rest, _ := strings.Cut(stack, "\n")
+		if strings.Contains(head, "[sync.") && strings.Contains(rest, function) {
+			return true
+		}
+	}
+	return false
 }
 
 // memoryOf is what a namespace has allocated of the memory tier.
@@ -184,7 +198,7 @@ func TestWhatALostAnswerGaveComesBack(t *testing.T) {
 		t.Errorf("the connection before is given more: %+v", s)
 	}
 	fresh := reserve(d, "new")
-	if done := d.commit(d.space, []control.KVStored{{Token: fresh.Token}}); fresh.Errno != 0 || done[0].Errno != 0 {
+	if done := d.commit(d.space, []control.KVStored{{Token: fresh.Token, Flags: control.KVHasCRC}}); fresh.Errno != 0 || done[0].Errno != 0 {
 		t.Errorf("the key of the lost reservation: %+v, %+v", fresh, done)
 	}
 	c.close()
@@ -291,7 +305,7 @@ func TestNoRecordOutlivesItsBlock(t *testing.T) {
 		answered.Store(true)
 		close(over)
 	}()
-	time.Sleep(20 * time.Millisecond) // enough for a wrong answer on a machine that is idle
+	until(t, "the removal does not wait", func() bool { return answered.Load() || waitsForLock("(*Space).evicted(") })
 	if answered.Load() {
 		t.Error("a removal was answered before the records of blocks were zeroed that are hidden")
 	}
@@ -319,11 +333,12 @@ func TestALostReservationIsCommittedMeanwhile(t *testing.T) {
 		defer c.owner.mu.Unlock()
 		return c.owner.latest != c.Session
 	})
-	time.Sleep(50 * time.Millisecond) // it has found the reservation, and waits for the lock
-	h, errno := c.begin(c.space, token)
+	attaches := func() bool { return waitsForLock("(*volume).attachTo(") }
+	until(t, "who attaches does not find the reservation", attaches)
+	h, errno := c.begin(c.space, &control.KVStored{Token: token, Flags: control.KVHasCRC})
 	c.space.mu.Unlock()
 	if errno == 0 {
-		time.Sleep(50 * time.Millisecond) // it has the lock
+		until(t, "who attaches does not get the lock", func() bool { return !attaches() })
 		c.space.mu.Lock()
 		c.finish(c.space, token, h, nil)
 		c.space.mu.Unlock()

@@ -248,6 +248,9 @@ func (sp *Space) move(c *copying, buffer []byte) {
 		sum, readErr, writeErr = copyBlock(c, buffer)
 	}
 	damaged := readErr == nil && writeErr == nil && c.known && sum != c.crc
+	if !c.known { // of memory, whose bytes need no proof
+		c.crc, c.known = sum, true
+	}
 	good := readErr == nil && writeErr == nil && !damaged
 
 	var p [recordSize]byte

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
 // randomEnv is how long TestRandomClients lasts, such as 10m, instead of a second.
@@ -230,8 +231,7 @@ func TestRandomClients(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
+	seed := blackbox.Seed(t)
 	for k := range 4 {
 		memory, honest := int64(k%2)<<20, k < 2
 		dir := t.TempDir()

@@ -135,7 +135,14 @@ func readOnlyBelow(dir int, name string) (*os.File, error) {
 // give opens the slab for a client.
 func (t *tier) give(write bool) (*os.File, error) {
 	if write {
-		return again(t.slab, unix.O_RDWR)
+		f, err := again(t.slab, unix.O_RDWR)
+		if !errors.Is(err, unix.EROFS) {
+			return f, err
+		}
+		t.space.mu.Lock() // a disk that has become read-only: its blocks can be read, and memory takes new ones
+		t.failed(err)
+		t.space.mu.Unlock()
+		return again(t.slab, unix.O_RDONLY)
 	}
 	if t.shown == nil && t.kind == control.KVDisk {
 		shown, err := readOnlyBelow(int(t.space.dir.Fd()), slabName)

@@ -58,6 +58,9 @@ type meta struct {
 	Memory  int64  `json:"memory_region"` // slots
 	Boot    string `json:"boot"`          // of the machine, when it was mounted last
 	Ended   bool   `json:"ended"`         // and it was unmounted in order
+	Lost    bool   `json:"lost"`          // and the disk could not write all of it
+	Slab    fileID `json:"slab"`          // which file that is, so that a copy is known as one
+	Index   fileID `json:"index"`
 }
 
 const metaVersion = 1
@@ -92,6 +95,18 @@ func parseMeta(b []byte) (m meta, ok bool) {
 func bootID() string {
 	b, _ := os.ReadFile("/proc/sys/kernel/random/boot_id") // it is always there
 	return strings.TrimSpace(string(b))
+}
+
+// begin says in the meta that the namespace is mounted.
+func (sp *Space) begin() (err error) {
+	sp.meta.Boot, sp.meta.Ended, sp.meta.Lost = bootID(), false, false
+	if sp.meta.Slab, err = identify(sp.disk().slab); err != nil {
+		return err
+	}
+	if sp.meta.Index, err = identify(sp.disk().index); err != nil {
+		return err
+	}
+	return sp.save()
 }
 
 // save writes the meta, for the next mount.
@@ -172,11 +187,17 @@ func memoryRegionOf(limit, slot int64) int64 {
 func (s *Store) newSpace(m *control.KVOpen, user asuser.User) (sp *Space, err error) {
 	slot := (m.BlockBytes + 4095) &^ 4095
 	sp = &Space{store: s, name: m.Name, used: time.Now()}
-	sp.meta = meta{Version: metaVersion, ID: newID(), Block: m.BlockBytes, Slot: slot, Disk: regionOf(s.opt.Size, slot), Memory: memoryRegionOf(s.opt.Memory, slot), Boot: bootID()}
+	sp.meta = meta{Version: metaVersion, ID: newID(), Block: m.BlockBytes, Slot: slot, Disk: regionOf(s.opt.Size, slot), Memory: memoryRegionOf(s.opt.Memory, slot)}
 	if cost := (&tier{slotBytes: slot, perRegion: sp.meta.Disk}).cost(); cost > s.opt.Size-ownRoom {
 		return nil, refuse(unix.EINVAL, "a block of %d bytes has no room in a volume of %d bytes", m.BlockBytes, s.opt.Size)
 	}
-	if err := unix.Mkdirat(int(s.dir.Fd()), m.Name, 0o700); err != nil {
+	err = unix.Mkdirat(int(s.dir.Fd()), m.Name, 0o700)
+	if errors.Is(err, unix.EEXIST) { // it was left out, or has come since
+		if err = s.setAside(m.Name); err == nil {
+			err = unix.Mkdirat(int(s.dir.Fd()), m.Name, 0o700)
+		}
+	}
+	if err != nil {
 		return nil, fmt.Errorf("make namespace %q: %w", m.Name, err)
 	}
 	if sp.dir, err = openAt(s.dir, m.Name, unix.O_RDONLY|unix.O_DIRECTORY); err != nil {
@@ -206,7 +227,7 @@ func (s *Store) newSpace(m *control.KVOpen, user asuser.User) (sp *Space, err er
 	if err = errors.Join(sp.disk().slab.Truncate(0), sp.disk().index.Truncate(0)); err != nil {
 		return sp, err
 	}
-	return sp, sp.save()
+	return sp, sp.begin()
 }
 
 // groupOf gives the group of a namespace that a user makes: the volume's own where its directory hands that on (S_ISGID), as a pod's fsGroup
@@ -238,30 +259,24 @@ func (sp *Space) path() string { return filepath.Join(sp.store.opt.Directory, sp
 
 // discard removes a namespace that nobody uses, with its files.
 func (sp *Space) discard() {
-	for _, t := range sp.tiers {
-		t.close()
-	}
 	for _, name := range []string{metaName, indexName, slabName} {
 		_ = unix.Unlinkat(int(sp.dir.Fd()), name, 0) // what stays is found at the next mount
 	}
 	_ = unix.Unlinkat(int(sp.store.dir.Fd()), sp.name, unix.AT_REMOVEDIR)
-	if sp.rights != nil {
-		_ = sp.rights.Close() // it is gone
-	}
-	_ = sp.dir.Close() // opened for reading
+	sp.release()
 }
 
 // openTiers opens the files of a namespace, or makes them.
 func (sp *Space) openTiers() (err error) {
 	s := sp.store
 	if s.memory != nil {
-		t := &tier{kind: control.KVMemory, space: sp, budget: s.memory, slotBytes: sp.meta.Slot, perRegion: sp.meta.Memory, seed: maphash.MakeSeed(), cuts: s.table.cuts(sp.meta.ID)}
+		t := &tier{kind: control.KVMemory, space: sp, budget: s.memory, slotBytes: sp.meta.Slot, perRegion: sp.meta.Memory, seed: maphash.MakeSeed(), charged: map[charge]uint32{}, cuts: s.table.cuts(sp.meta.ID)}
 		sp.tiers = append(sp.tiers, t)
 		if err := t.openMemory(); err != nil {
 			return err
 		}
 	}
-	t := &tier{kind: control.KVDisk, space: sp, budget: s.disk, slotBytes: sp.meta.Slot, perRegion: sp.meta.Disk, seed: maphash.MakeSeed()}
+	t := &tier{kind: control.KVDisk, space: sp, budget: s.disk, slotBytes: sp.meta.Slot, perRegion: sp.meta.Disk, seed: maphash.MakeSeed(), charged: map[charge]uint32{}}
 	sp.tiers = append(sp.tiers, t)
 	if t.slab, err = openAt(sp.dir, slabName, unix.O_RDWR|unix.O_CREAT); err != nil {
 		return err
@@ -281,28 +296,33 @@ func (sp *Space) openTiers() (err error) {
 	return nil
 }
 
-// openSpace opens a namespace that the directory has. nil: it could not be used, and is gone.
-func (s *Store) openSpace(name string) (sp *Space, err error) {
-	sp = &Space{store: s, name: name, used: time.Now()}
+// openSpace opens a namespace that the directory has. nil: it could not be used, and is gone. With an error it is as it was.
+func (s *Store) openSpace(name string) (_ *Space, err error) {
+	if len(s.spaces) == mostSpaces {
+		return nil, fmt.Errorf("a volume has at most %d", mostSpaces)
+	}
+	sp := &Space{store: s, name: name, used: time.Now()}
+	defer func() {
+		if err != nil {
+			sp.release()
+		}
+	}()
 	if sp.dir, err = openAt(s.dir, name, unix.O_RDONLY|unix.O_DIRECTORY); err != nil {
 		return nil, err
 	}
 	if sp.rights, err = openAt(sp.dir, metaName, unix.O_RDWR); err != nil {
-		_ = sp.dir.Close() // opened for reading
-		if !errors.Is(err, unix.ENOENT) {
-			return nil, err
+		if errors.Is(err, unix.ENOENT) && unix.Unlinkat(int(s.dir.Fd()), name, unix.AT_REMOVEDIR) == nil { // a kill leaves an empty one
+			sp.release()
+			return nil, nil //nolint:nilnil // there is none, which is no error
 		}
-		if unix.Unlinkat(int(s.dir.Fd()), name, unix.AT_REMOVEDIR) != nil { // a kill leaves an empty one
-			s.note("%s is no namespace, and is left alone", sp.path())
-		}
-		return nil, nil //nolint:nilnil // there is none, which is no error
+		return nil, fmt.Errorf("it is no namespace: %w", err)
 	}
 	text := make([]byte, 4096)
 	n, _ := sp.rights.ReadAt(text, 0) // what is cut short has no checksum
 	var ok bool
 	if sp.meta, ok = parseMeta(text[:n]); !ok {
 		if !sp.ours() {
-			return nil, errors.Join(fmt.Errorf("%s is no namespace of hbmfs's, and has a file %q: name a directory that the volume has for itself", sp.path(), metaName), sp.rights.Close(), sp.dir.Close())
+			return nil, fmt.Errorf("it is no namespace, and has a file %q", metaName)
 		}
 		s.note("namespace %q begins anew: %s is damaged, or of a newer hbmfs", name, sp.rights.Name())
 		sp.discard()
@@ -320,57 +340,17 @@ func (s *Store) openSpace(name string) (sp *Space, err error) {
 	if err := sp.measure(); err != nil {
 		return nil, err
 	}
-	sp.meta.Boot, sp.meta.Ended = bootID(), false
-	return sp, sp.save()
+	return sp, sp.begin()
 }
 
-// trust removes a slab whose bytes cannot be relied upon: of a machine that has crashed since, or one that processes of an earlier mount still write.
-func (sp *Space) trust() error {
-	if sp.store.opt.Life.Adopts() {
-		return nil
+// release closes what is open of a namespace.
+func (sp *Space) release() {
+	for _, t := range sp.tiers {
+		t.close()
 	}
-	why := ""
-	if !sp.meta.Ended && sp.meta.Boot != bootID() {
-		why = "the machine has crashed since it was mounted last, and not all bytes may be on the disk"
-	} else if sp.written() {
-		why = "a process of an earlier mount still has its slab open for writing"
-	}
-	if why == "" {
-		return nil
-	}
-	sp.store.note("namespace %q begins anew: %s", sp.name, why)
-	for _, name := range []string{indexName, slabName} {
-		f, err := openAt(sp.dir, name, unix.O_RDWR)
-		if errors.Is(err, unix.ENOENT) {
-			continue
-		}
-		if err == nil {
-			err = errors.Join(f.Truncate(0), f.Close(), unix.Unlinkat(int(sp.dir.Fd()), name, 0))
-		}
-		if err != nil {
-			return fmt.Errorf("begin namespace %q anew: %w", sp.name, err)
-		}
-	}
-	sp.meta.ID = newID()
-	return nil
-}
-
-// written tells whether some process can write the slab, after those of an earlier mount had time to see that it has ended. A read lease is what the kernel
-// refuses then.
-func (sp *Space) written() bool {
-	f, err := openAt(sp.dir, slabName, unix.O_RDONLY)
-	if err != nil {
-		return false
-	}
-	defer func() { _ = f.Close() }() // opened for reading
-	for ; ; time.Sleep(20 * time.Millisecond) {
-		_, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_RDLCK)
-		if !errors.Is(err, unix.EAGAIN) { // a filesystem without leases says so
-			_, _ = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_UNLCK)
-			return false
-		}
-		if time.Now().After(sp.store.patience) {
-			return true
+	for _, f := range []*os.File{sp.rights, sp.dir} {
+		if f != nil {
+			_ = f.Close() // what matters was synced before
 		}
 	}
 }
@@ -403,10 +383,8 @@ func (sp *Space) close() error {
 	defer sp.mu.Unlock()
 	t := sp.disk()
 	err := errors.Join(t.slab.Sync(), t.index.Sync())
-	if err == nil {
-		sp.meta.Ended = true
-		err = sp.save()
-	}
+	sp.meta.Ended, sp.meta.Lost = err == nil, err != nil
+	err = errors.Join(err, sp.save())
 	for _, t := range sp.tiers {
 		t.close()
 	}

@@ -38,7 +38,7 @@ type Options struct {
 // Limits of a volume.
 const (
 	mostSpaces = 512
-	mostHolds  = 1 << 18 // of all users; a user gets half, and less where others have some
+	mostHolds  = 1 << 18 // slots that all users hold; a user gets half, and less where others have some
 	ownRoom    = 64 << 10
 )
 
@@ -50,7 +50,8 @@ type Store struct {
 	memory *budget // nil: there is no memory tier
 	disk   *budget
 	held   *shares.Shares // bytes of slots that users hold
-	count  *shares.Shares // holds
+	count  *shares.Shares // slots that users hold
+	again  *shares.Shares // holds of slots that their users hold already
 	owning *shares.Shares // owners
 	table  *holdTable
 	serial atomic.Uint64 // of records
@@ -86,7 +87,7 @@ func New(opt Options) (*Store, error) {
 	}
 	total := opt.Size + opt.Memory
 	s := &Store{
-		opt: opt, disk: &budget{limit: opt.Size}, held: shares.New(total/4*3, total/2, 0), count: shares.New(mostHolds, mostHolds/2, 64), owning: ownersOf(opt.Life),
+		opt: opt, disk: &budget{limit: opt.Size}, held: shares.New(total/4*3, total/2, 0), count: shares.New(mostHolds, mostHolds/2, 64), again: shares.New(mostHolds/4, mostHolds/8, 64), owning: ownersOf(opt.Life),
 		kick: make(chan struct{}, 1), wanted: make(chan wish, 1024), grow: make(chan *tier, 64), spaces: map[string]*Space{}, owners: map[uint64]*owner{},
 		away: map[uint64]bool{},
 	}
@@ -120,6 +121,8 @@ func New(opt Options) (*Store, error) {
 const (
 	lockName = ".hbmfs-kv.lock"
 	restName = ".hbmfs-kv.free"
+
+	asideName = ".hbmfs-kv.aside-" // begins the names of what was in the way of a namespace
 )
 
 // ErrUsed says that another mount has the directory.
@@ -145,12 +148,13 @@ func (s *Store) Load() (err error) {
 	if err != nil {
 		return err
 	}
+	var left leftOut
 	for _, name := range names {
 		sp, err := s.openSpace(name)
-		if err != nil {
-			return err
-		}
-		if sp != nil {
+		switch {
+		case err != nil:
+			left.add(name, err)
+		case sp != nil:
 			s.add(sp)
 		}
 	}
@@ -158,11 +162,13 @@ func (s *Store) Load() (err error) {
 		return err
 	}
 	s.disk.used = int64(len(s.spaces)) * ownRoom
-	for _, sp := range s.number {
+	for _, sp := range s.all() {
 		if err := sp.load(); err != nil {
-			return err
+			left.add(sp.name, err)
+			s.remove(sp)
 		}
 	}
+	left.report(s)
 	if err := s.allocateRest(); err != nil {
 		return err
 	}
@@ -191,12 +197,56 @@ func (s *Store) openFile(name string, flags int) (*os.File, error) {
 	return openAt(s.dir, name, flags)
 }
 
+// errOdd says that a name is not what a volume has under it.
+var errOdd = errors.New("not a file that a KV volume makes")
+
+// openAt opens a regular file of a directory, or with O_DIRECTORY a directory. Other users may make names there. So it opens nothing else, follows
+// no link, and waits for nobody: O_PATH gives the inode without opening it, and that very inode is opened once it was judged.
 func openAt(dir *os.File, name string, flags int) (*os.File, error) {
-	fd, err := unix.Openat(int(dir.Fd()), name, flags|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("open %s: %w", filepath.Join(dir.Name(), name), err)
+	path := filepath.Join(dir.Name(), name)
+	at, err := unix.Openat(int(dir.Fd()), name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if errors.Is(err, unix.ENOENT) && flags&unix.O_CREAT != 0 {
+		var fd int
+		if fd, err = unix.Openat(int(dir.Fd()), name, flags|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600); err == nil {
+			return os.NewFile(uintptr(fd), path), nil
+		}
 	}
-	return os.NewFile(uintptr(fd), filepath.Join(dir.Name(), name)), nil
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", path, err)
+	}
+	inode := os.NewFile(uintptr(at), path)
+	defer func() { _ = inode.Close() }() // it was only looked at
+	var st unix.Stat_t
+	want := uint32(unix.S_IFREG)
+	if flags&unix.O_DIRECTORY != 0 {
+		want = unix.S_IFDIR
+	}
+	switch err := unix.Fstat(at, &st); {
+	case err != nil:
+		return nil, fmt.Errorf("look at %s: %w", path, err)
+	case st.Mode&unix.S_IFMT != want:
+		return nil, fmt.Errorf("%s is a %s: %w", path, kindOf(st.Mode), errOdd)
+	case want == unix.S_IFREG && st.Nlink > 1: // cutting it would cut another's file
+		return nil, fmt.Errorf("%s has another name, too: %w", path, errOdd)
+	}
+	return again(inode, flags&^unix.O_CREAT|unix.O_NONBLOCK) // O_NONBLOCK: a lease of its owner fails the call, and does not delay it
+}
+
+// kindOf names what a mode is of.
+func kindOf(mode uint32) string {
+	switch mode & unix.S_IFMT {
+	case unix.S_IFREG:
+		return "regular file"
+	case unix.S_IFDIR:
+		return "directory"
+	case unix.S_IFLNK:
+		return "symbolic link"
+	case unix.S_IFIFO:
+		return "FIFO"
+	case unix.S_IFSOCK:
+		return "socket"
+	}
+	return "device"
 }
 
 // names lists the namespaces of the directory.
@@ -208,8 +258,8 @@ func (s *Store) names() (names []string, err error) {
 	var foreign []string
 	for _, e := range entries {
 		switch name := e.Name(); {
-		case name == lockName || name == restName || name == "lost+found":
-		case e.IsDir() && goodName(name) && len(names) < mostSpaces:
+		case name == lockName || name == restName || name == "lost+found" || strings.HasPrefix(name, asideName):
+		case e.IsDir() && goodName(name):
 			names = append(names, name)
 		default:
 			foreign = append(foreign, name)
@@ -252,6 +302,41 @@ func (s *Store) add(sp *Space) {
 	s.spaces[sp.name] = sp
 	s.number = append(s.number, sp)
 	sp.number = uint32(len(s.number))
+}
+
+// remove takes a namespace out that could not be loaded, and gives back what it had of the limits. There are no sessions yet.
+func (s *Store) remove(sp *Space) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.spaces, sp.name)
+	s.number = slices.DeleteFunc(s.number, func(one *Space) bool { return one == sp })
+	for i, one := range s.number {
+		one.number = uint32(i + 1)
+	}
+	s.disk.used -= ownRoom
+	sp.release()
+}
+
+// leftOut are namespaces that a volume goes on without.
+type leftOut []string
+
+func (l *leftOut) add(name string, why error) { *l = append(*l, fmt.Sprintf("%q (%v)", name, why)) }
+
+// report says which they are.
+func (l leftOut) report(s *Store) {
+	if len(l) > 0 {
+		s.note("%d namespaces of %s are left out: %s", len(l), s.opt.Directory, strings.Join(l[:min(len(l), 5)], "; "))
+	}
+}
+
+// setAside renames what is in the way of a new namespace. Nothing of it is lost.
+func (s *Store) setAside(name string) error {
+	to := fmt.Sprintf("%s%s-%x", asideName, name, newID())
+	if err := unix.Renameat2(int(s.dir.Fd()), name, int(s.dir.Fd()), to, unix.RENAME_NOREPLACE); err != nil {
+		return fmt.Errorf("rename %s, which is in the way of a namespace: %w", filepath.Join(s.opt.Directory, name), err)
+	}
+	s.note("%s was in the way of a new namespace, and is called %s now: remove it if it is not needed", filepath.Join(s.opt.Directory, name), to)
+	return nil
 }
 
 // fitLimit cuts slabs that an earlier mount had more room for.

@@ -83,8 +83,9 @@ type tier struct {
 	shelves   []*shelf
 	table     table
 	free      list
-	queue     list   // of blocks: the newest first
-	hand      uint32 // of SIEVE
+	queue     list              // of blocks: the newest first
+	hand      uint32            // of SIEVE
+	charged   map[charge]uint32 // holds of slots by users
 
 	bytes                            int64 // of blocks
 	hits, evictions, copied, dropped uint64

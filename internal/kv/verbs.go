@@ -14,11 +14,7 @@ import (
 // another connection.
 func (c *Session) grant(t *tier, n uint32, k kind) (token uint64, errno unix.Errno) {
 	s, o := c.store, c.owner
-	if !s.held.Reserve(o.uid, t.slotBytes) {
-		return 0, unix.EDQUOT
-	}
-	if !s.count.Reserve(o.uid, 1) {
-		s.held.Book(o.uid, -t.slotBytes)
+	if !s.charge(o.uid, t, n) {
 		return 0, unix.EDQUOT
 	}
 	token = s.newToken()
@@ -34,8 +30,7 @@ func (c *Session) grant(t *tier, n uint32, k kind) (token uint64, errno unix.Err
 	}
 	o.mu.Unlock()
 	if errno != 0 {
-		s.held.Book(o.uid, -t.slotBytes)
-		s.count.Book(o.uid, -1)
+		s.uncharge(o.uid, t, n)
 		return 0, errno
 	}
 	if k == pin {
@@ -57,8 +52,7 @@ func (s *Store) forget(o *owner, token uint64) *hold {
 		return nil
 	}
 	s.table.remove(h)
-	s.held.Book(o.uid, -h.tier.slotBytes)
-	s.count.Book(o.uid, -1)
+	s.uncharge(o.uid, h.tier, h.slot)
 	if h.kind == reservation {
 		h.space.reservations--
 	} else {
@@ -101,16 +95,19 @@ func (c *Session) lookup(sp *Space, keys [][]byte, pins bool) []control.KVSlot {
 			again = append(again, wish{sp, bytes.Clone(key)})
 		}
 		sl.bits |= visited
-		a := control.KVSlot{Tier: sp.placeOf(t), Slot: uint64(n), Length: sl.length, CRC: sl.crc}
-		if sl.bits&hasCRC != 0 {
-			a.Flags = control.KVHasCRC
+		if out[i] = t.answer(n); !pins {
+			continue
 		}
-		if pins {
-			if a.Token, a.Errno = c.grant(t, n, pin); a.Errno != 0 {
-				a = control.KVSlot{Errno: a.Errno}
+		token, errno := c.grant(t, n, pin)
+		if d := sp.disk(); errno == unix.EDQUOT && t != d { // the user may have pinned the block before it was copied to memory
+			if at, ok := d.find(d.hash(key), key); ok && d.at(at).state == ready && d.charged[charge{c.owner.uid, at}] > 0 {
+				out[i] = d.answer(at)
+				token, errno = c.grant(d, at, pin)
 			}
 		}
-		out[i] = a
+		if out[i].Token = token; errno != 0 {
+			out[i] = control.KVSlot{Errno: errno}
+		}
 	}
 	sp.mu.Unlock()
 	for _, w := range again {
@@ -120,6 +117,16 @@ func (c *Session) lookup(sp *Space, keys [][]byte, pins bool) []control.KVSlot {
 		}
 	}
 	return out
+}
+
+// answer says where the block of a slot is. The lock is held.
+func (t *tier) answer(n uint32) control.KVSlot {
+	s := t.at(n)
+	a := control.KVSlot{Tier: t.space.placeOf(t), Slot: uint64(n), Length: s.length, CRC: s.crc}
+	if s.bits&hasCRC != 0 {
+		a.Flags = control.KVHasCRC
+	}
+	return a
 }
 
 // find gives the block of a key: in memory, or else on the disk. The lock is held.
@@ -281,7 +288,7 @@ func (c *Session) commit(sp *Space, stored []control.KVStored) []control.KVDone 
 	records := make([][recordSize]byte, len(stored))
 	sp.mu.Lock()
 	for i, m := range stored {
-		holds[i], out[i].Errno = c.begin(sp, m.Token)
+		holds[i], out[i].Errno = c.begin(sp, &m)
 		h := holds[i]
 		if h == nil || h.kind == committed {
 			continue
@@ -311,16 +318,19 @@ func (c *Session) commit(sp *Space, stored []control.KVStored) []control.KVDone 
 	return out
 }
 
-// begin finds the reservation that a COMMIT is of, and keeps others from it. The lock is held.
-func (c *Session) begin(sp *Space, token uint64) (*hold, unix.Errno) {
+// begin finds the reservation that a COMMIT is of, and keeps others from it. The lock is held. A block on the disk needs the checksum that its client
+// has made from memory: what is read back proves nothing, since the page cache may have lost it by then.
+func (c *Session) begin(sp *Space, m *control.KVStored) (*hold, unix.Errno) {
 	c.owner.mu.Lock()
 	defer c.owner.mu.Unlock()
-	h := c.owner.holds[token]
+	h := c.owner.holds[m.Token]
 	switch {
 	case h == nil || h.space != sp || h.kind == pin || c.owner.over:
 		return nil, unix.ENOENT
 	case h.busy:
 		return nil, unix.EBUSY
+	case h.kind == reservation && h.tier.kind == control.KVDisk && m.Flags&control.KVHasCRC == 0:
+		return nil, unix.EINVAL
 	}
 	h.busy = true
 	return h, 0

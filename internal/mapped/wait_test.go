@@ -72,7 +72,7 @@ func TestUnmappingEndsWithItsContext(t *testing.T) {
 				if !errors.Is(err, context.Canceled) {
 					t.Errorf("it ended with %v", err)
 				}
-			case <-time.After(10 * time.Second):
+			case <-time.After(time.Minute):
 				t.Error("it waits on although its context has ended")
 				release()
 				release = func() {}

@@ -14,6 +14,7 @@ type Drain struct {
 	Requests    int64        `json:"requests"`      // retries among them
 	Retries     int64        `json:"retries"`       // requests after one that failed
 	Removed     int64        `json:"removed"`       // checkpoints that were removed here, being remote
+	Mended      int64        `json:"mended"`        // that were damaged at the destination, and are whole again
 	Pending     int64        `json:"pending_bytes"` // of checkpoints that are not remote
 	PendingFor  float64      `json:"pending_seconds"`
 	States      DrainStates  `json:"states"`
@@ -56,4 +57,5 @@ func (d *Drain) addTo(p *promtext.Page) {
 	p.Counter("hbmfs_drain_requests_total", "Requests to the destination, retries among them.").Add(d.Requests)
 	p.Counter("hbmfs_drain_retries_total", "Requests after one that failed.").Add(d.Retries)
 	p.Counter("hbmfs_drain_removed_total", "Checkpoints that were removed here, being remote.").Add(d.Removed)
+	p.Counter("hbmfs_drain_mended_total", "Checkpoints that were damaged at the destination, and were sent there again.").Add(d.Mended)
 }

@@ -10,12 +10,11 @@ import (
 	"strings"
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"github.com/hbmfs/hbmfs/internal/trace/tracetest"
+	"github.com/hbmfs/hbmfs/tests/leaks"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaks.Main(m) }
 
 // tracer makes one that sends to c.
 func tracer(t *testing.T, endpoint string, log *slog.Logger) *Tracer {

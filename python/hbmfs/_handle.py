@@ -86,17 +86,17 @@ def opened(library: _native.Library, name: str, close: str, *arguments: Any) -> 
                 library.drop(close, handle.value)
 
     thread = threading.Thread(target=run, name="hbmfs-open", daemon=True)
-    thread.start()
     try:
+        thread.start()
         while not done.wait(1):
             pass
+        thread.join()
     except BaseException:
         with turn:
             abandoned = True
             if done.is_set() and handle.value:
                 library.drop(close, handle.value)
         raise
-    thread.join()
     if failed:
         raise failed[0]
     return handle.value

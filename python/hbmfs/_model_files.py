@@ -17,13 +17,26 @@ Names = Iterable[str] | Callable[[str], bool] | None
 """Names of tensors, or a function that says of a name whether it is wanted; None: all."""
 
 
+Files = dict[str, set[str] | None]
+"""Paths of files, each with the tensors that are taken from it, or None for all of them."""
+
+
 def headers(path: str | os.PathLike[str], names: Names) -> list[Header]:
     """The headers of a model's files, each with the wanted tensors only. A file without any is left out."""
-    files = _files(Path(path))
+    return headers_of(_files(Path(path)), names)
+
+
+def headers_of(files: Files, names: Names) -> list[Header]:
+    """The headers of some files, likewise."""
     chosen = names if callable(names) or names is None else {names} if isinstance(names, str) else set(names)
     result, owners = [], dict[str, str]()
     for file, listed in files.items():
-        header = safetensors_header.read(file)
+        try:
+            header = safetensors_header.read(file)
+        except NotFoundError:
+            if listed is None:
+                raise
+            raise NotFoundError(f"there is no file {file}, though the index of its model says that {min(listed)!r} is in it: bring the whole model") from None
         missing = (listed or set()) - {tensor.name for tensor in header.tensors}
         if missing:
             raise FormatError(f"{file} has no tensor {min(missing)!r}, though the index of its model says so")
@@ -43,8 +56,16 @@ def headers(path: str | os.PathLike[str], names: Names) -> list[Header]:
     return [header for header in result if header.tensors]
 
 
-def _files(path: Path) -> dict[str, set[str] | None]:
-    """The files of a model, each with the tensors that are taken from it, or None for all of them."""
+def chosen_by(index: Path, files: Iterable[str]) -> Files:
+    """What an index says of some files in its directory, and of those that are not there. Without the index, all of the files."""
+    if not index.exists():
+        return dict.fromkeys(sorted(files))
+    known = {os.path.abspath(file) for file in files}
+    return {file: listed for file, listed in _indexed(index).items() if os.path.abspath(file) in known or not os.path.exists(file)}
+
+
+def _files(path: Path) -> Files:
+    """The files of a model."""
     if not os.path.isdir(path):
         return _indexed(path) if path.name.endswith(".json") else {str(path): None}
     indexes = sorted(path.glob("*.safetensors.index.json"))
@@ -58,7 +79,7 @@ def _files(path: Path) -> dict[str, set[str] | None]:
     return {str(file): None for file in files}
 
 
-def _indexed(index: Path) -> dict[str, set[str] | None]:
+def _indexed(index: Path) -> Files:
     fd = safetensors_header.open_regular(str(index))
     try:
         raw = safetensors_header.read_exactly(fd, str(index), MAX_INDEX + 1, 0)
@@ -77,7 +98,7 @@ def _indexed(index: Path) -> dict[str, set[str] | None]:
         if not isinstance(name, str) or (name not in listed and not _inside(name)):
             raise FormatError(f"{index} says that tensor {tensor!r} is in {name!r}, expected a file of the same directory")
         listed.setdefault(name, set()).add(tensor)
-    files: dict[str, set[str] | None] = {}
+    files: Files = {}
     for name, tensors in sorted(listed.items()):
         path = str(index.parent / name)
         files[path] = (files.get(path) or set()) | tensors

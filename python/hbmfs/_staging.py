@@ -21,7 +21,7 @@ import torch
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from .errors import BusyError, OutOfMemoryError, SlowPathWarning, UnavailableError
+from .errors import BusyError, ClosedError, OutOfMemoryError, SlowPathWarning, UnavailableError
 
 if TYPE_CHECKING:
     from .writer import Snapshot, Writer
@@ -130,7 +130,12 @@ class Staging:
     def wait(self) -> None:
         """Waits for the copies into the arena."""
         if self._snapshot is not None:
-            self._snapshot.wait()
+            try:
+                self._snapshot.wait()
+            except ClosedError:
+                if not self._released:
+                    raise
+                # The save has ended meanwhile, and has given the room back. Its future says why.
         self._sources = None if not self._left else self._sources
 
     def taken(self) -> None:

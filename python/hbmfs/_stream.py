@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import mmap
 import operator
 import sys
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -59,6 +62,8 @@ class Stream:
         self._row = self.seq_len + self.targets
         self._position = self._began = 0  # the sample to come, and the one that this pass began with
         self.tensors = torch_is_imported() if tensors is None else bool(tensors)
+        self._in_workers = mmap.mmap(-1, 1)  # whether workers read: a byte that forked ones write for this process
+        self._after: tuple[tuple[int, int], int, Stream] | None = None  # of state_after: from where, how many batches, a copy that stands there
         if torch := imported_torch():
             # DataLoader asks by isinstance whether to iterate; IterableDataset is an abstract base class. Not a base
             # of ours, since importing torch takes seconds that a reader on the CPU need not spend.
@@ -90,12 +95,77 @@ class Stream:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the stream is, as plain numbers: the batches that were handed out count, those read ahead do not. It
-        is the same on every rank between steps, so one rank's is enough to save."""
-        return {**self._identity(), "consumed": self._position, "began": self._began}
+        is the same on every rank between steps, so one rank's is enough to save. In one of several DataLoader workers it is that
+        worker's own. Where workers read, the stream of the main process does not move, and this warns: see state_after()."""
+        worker, workers = _worker()
+        if self._in_workers[0] and not _in_worker():
+            warnings.warn(
+                "hbmfs: this state counts no batch that DataLoader workers read: save state_after(batches), or StatefulDataLoader's state",
+                RuntimeWarning,
+                stacklevel=2 if type(self).state_dict is Stream.state_dict else 3,
+            )
+        own = {"worker": worker, "workers": workers, "step": self._step} if workers > 1 else {}
+        return {**self._identity(), "consumed": self._position, "began": self._began, **own}
+
+    def state_after(self, batches: int) -> dict[str, Any]:
+        """The state after the first `batches` batches of a DataLoader whose workers read this stream from where it stands: how many of
+        them the main process has taken from the loader. Like state_dict() of a stream without workers it is the same on every rank,
+        and may be loaded with any rank, world size, batch size and number of workers."""
+        at_least(0, "batches", batches)
+        begun = self._position, self._began
+        if self._after is None or self._after[0] != begun or self._after[1] > batches:
+            self._after = begun, 0, self._twin()
+        _, before, twin = self._after
+        twin._skip(batches - before)
+        self._after = begun, batches, twin
+        return twin.state_dict()
+
+    def _twin(self) -> Any:
+        """A copy that moves by itself."""
+        twin = copy.copy(self)
+        twin._after = None
+        return twin
+
+    def _skip(self, batches: int) -> None:
+        """Moves on by batches that others have read, as iterating over them would."""
+        while batches:
+            some = min(batches, max(1, self._skips // self._step))
+            position = self._position + some * self._step
+            end = self._end_by(position)
+            if end is not None:
+                whole, rest = divmod(max(0, end - self._position), self._step)
+                steps = whole + (rest > 0 and not self.drop_last)
+                if not steps and self._position == self._began:
+                    raise InvalidError(f"there are no {batches} batches more: a pass of this stream fills no step of {self._step} samples")
+                some, position = min(some, steps), min(position, max(end, self._position))
+                if batches > steps:
+                    self._finish(end)
+                    position = self._position
+            batches -= some
+            self._position = position
+            self._moved()
+
+    _skips = NEVER
+    """Samples that _skip() moves by at once."""
+
+    def _moved(self) -> None:
+        """Lets go of what lies before the position."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        from multiprocessing.context import get_spawning_popen
+
+        if get_spawning_popen() is not None:  # a spawned worker cannot tell
+            self._in_workers[0] = 1
+        return {**self.__dict__, "_in_workers": None, "_after": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._in_workers = mmap.mmap(-1, 1)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on where `state` was taken, by a stream of any rank, world size and batch size. A state of another
-        dataset, sample length or order is an InvalidError."""
+        dataset, sample length or order is an InvalidError, and so is that of one of several DataLoader workers, unless the same
+        worker of as many goes on with steps of as many samples."""
         for name, ours in self._identity().items():
             if not isinstance(state, Mapping) or name not in state:
                 raise InvalidError(f"the state has no {name!r}: it was not made by {type(self).__name__}.state_dict()")
@@ -104,11 +174,19 @@ class Stream:
                     f"the state was taken with {name}={state[name]!r}, this stream has {ours!r}: "
                     "resume with the same dataset and options (rank, world_size and batch_size may differ)"
                 )
+        whose = state.get("worker", 0), state.get("workers", 1), state.get("step", self._step)
+        if whose[1] != 1 and whose != (*_worker(), self._step):
+            raise InvalidError(
+                f"the state is that of worker {whose[0]} of {whose[1]}, with {whose[2]} samples in a step of all ranks: it does not say how far the "
+                f"other workers were, so it can only go on in the same worker of as many, with as many samples in a step (here {self._step}). "
+                "For another shape save state_after(batches) of the stream in the main process, which knows how many batches it took"
+            )
         consumed, began = state.get("consumed"), state.get("began")
         if not (isinstance(consumed, int) and isinstance(began, int) and 0 <= began <= consumed < NEVER):
             raise InvalidError(f"the state counts {consumed!r} consumed samples since {began!r}: it was not made by state_dict()")
         self._accept(state, consumed, began)
         self._position, self._began = consumed, began
+        self._in_workers[0] = 0
 
     def _accept(self, state: dict[str, Any], consumed: int, began: int) -> None:
         """Takes over what a kind of stream has in its state beside the position, or refuses it."""
@@ -149,6 +227,7 @@ class Stream:
 
     def __iter__(self) -> Iterator[Any]:
         worker, workers = _worker()
+        self._in_workers[0] = _in_worker()
         position = self._position
         plan = self._plan(position + worker * self._step, workers * self._step)
         under_way: deque[Batch] = deque()
@@ -238,6 +317,12 @@ def _distributed() -> int:
     if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return 1
     return int(torch.distributed.get_world_size())
+
+
+def _in_worker() -> bool:
+    """Whether this process is a DataLoader worker."""
+    torch = imported_torch()
+    return torch is not None and torch.utils.data.get_worker_info() is not None
 
 
 def _worker() -> tuple[int, int]:

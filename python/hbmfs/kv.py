@@ -95,7 +95,7 @@ class KVStore(Owner):
     device: "cuda", "cuda:1", an index, or "cpu". Blocks of a GPU's store may lie on the CPU, too.
     create: make the namespace where there is none, with ``mode``.
     write: to put and to remove. Without it the process cannot write to the volume's memory.
-    sums: puts sum the bytes (CRC-32C), and gets compare those that have a sum. It costs the CPU about 0.1 s for each GB.
+    sums: blocks in memory have checksums (CRC-32C), too, which gets compare. Blocks on the disk always do. It costs the CPU about 0.1 s for each GB.
     threads: that copy; None means 4, on the CPU no more than there are CPUs.
     client: the name by which the mount's status shows this store.
     libraries: another file to load "cuda" from.

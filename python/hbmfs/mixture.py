@@ -21,6 +21,7 @@ hbmfs.mixture.sources() opens them as Megatron's --data-path or a file names the
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +40,7 @@ from ._queue import Queue
 from ._samples import Samples
 from ._scatter import Spans
 from ._segments import borders_of, sequences_of
-from ._stream import STATE_VERSION, Stream, at_least
+from ._stream import _WINDOW_SAMPLES, STATE_VERSION, Stream, at_least
 from .errors import DeviceError, DtypeError, InvalidError
 from .part import Aligned, part_of
 
@@ -170,13 +171,23 @@ class Mixture(Stream):
         self._assigned.restart(consumed - began, given or [])
         self._assigned_for = began
 
-    # --- reading ----------------------------------------------------------------------------------------------------
+    _skips = _WINDOW_SAMPLES
 
-    def _batches(self, positions: NDArray[np.int64]) -> Callable[[], list[Batch]]:
+    def _moved(self) -> None:
         if self._assigned_for != self._began:
             self._assigned.restart(0, [0] * len(self.names))
             self._assigned_for = self._began
         self._assigned.forget(self._position - self._began)
+
+    def _twin(self) -> Any:
+        twin = super()._twin()
+        twin._assigned = copy.deepcopy(self._assigned)
+        return twin
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    def _batches(self, positions: NDArray[np.int64]) -> Callable[[], list[Batch]]:
+        self._moved()
         places = positions.reshape(-1) - self._began
         first, end = (int(places[0]), int(places[-1]) + 1) if places.size else (0, 0)
         given = self._assigned.counts(first).tolist()

@@ -29,7 +29,7 @@ from ._packing import Packing, pack
 from ._queue import Queue
 from ._scatter import Ints, Spans
 from ._segments import Packed, Segments, Sequences, borders_of, next_tokens, rows_and_labels
-from ._stream import NEVER, STATE_VERSION, Stream, at_least
+from ._stream import _WINDOW_SAMPLES, NEVER, STATE_VERSION, Stream, at_least
 from .errors import InvalidError
 from .part import part_of, whole_of
 from .tokens import parse_dtype
@@ -178,8 +178,16 @@ class PackedStream(Stream):
             window = self._known.popleft()
             self._gone = (self._gone[0] + window.tokens, self._gone[1] + window.samples)
 
+    _skips = _WINDOW_SAMPLES
+    _moved = _forget
+
+    def _twin(self) -> Any:
+        twin = super()._twin()
+        twin._known = deque(self._known)
+        return twin
+
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_coming": {}}
+        return {**super().__getstate__(), "_coming": {}}
 
     # --- state ------------------------------------------------------------------------------------------------------
 

@@ -27,9 +27,11 @@ as input_ids and as labels.
 **In a DataLoader.** DataLoader(stream, batch_size=None, num_workers=0), of torch or torchdata's StatefulDataLoader. (If
 torch is imported, then before the stream is made: that is when it becomes an IterableDataset.) More workers
 work where the dataset does, with device="cpu" after fork and any device after spawn: worker i of n takes every n-th
-step, which a DataLoader puts together in the order of no workers. Only the workers know how far they are; the stream in
-the main process does not move. So with workers take the state from StatefulDataLoader, and pass persistent_workers=True
-where a loader is iterated more than once: new workers would begin where the stream of the main process stands.
+step, which a DataLoader puts together in the order of no workers. The stream in the main process does not move, and a worker
+knows only how far it is itself. So with workers save stream.state_after(batches), of the number of batches that the main process
+took: it may be loaded with any workers, ranks and batch size. The state of StatefulDataLoader is exact with as many workers and as
+many samples in a step of all ranks, and refused in another shape. Pass persistent_workers=True where a loader is iterated more than
+once: new workers would begin where the stream of the main process stands.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
     vllm serve /mnt/models/llama --load-format hbmfs
 
 vLLM decides which files and tensors a model needs, and its own code puts them in, so quantized models and mixtures of
-experts load as with its default loader. The files are read in parts of 1 GiB, of which two are on the device beside the
+experts load as with its default loader. The model's index says which file a tensor is from, as for load_safetensors: copies of it
+in other files are left out. The files are read in parts of 1 GiB, of which two are on the device beside the
 model at most. The ranks of tensor parallelism read each byte once and share it, as with group=; with expert
 parallelism's filter each rank reads its own experts.
 
@@ -16,14 +17,17 @@ import copy
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-from . import _device, safetensors_header, weights
+from . import _device, _model_files, weights
 from ._transfer import open_reader
 from .safetensors_header import Tensor
 
 PART = 1 << 30
 """Most bytes that are read at once, if no tensor is larger."""
+INDEX = "model.safetensors.index.json"
+"""The index that a vLLM uses which names none to its loaders."""
 
 
 def register() -> None:
@@ -52,7 +56,7 @@ def _loader() -> Any:
 
         def _get_weights_iterator(self, source: Any) -> Iterator[tuple[str, Any]]:
             where = (source.model_or_path, source.subfolder, source.revision, source.fall_back_to_pt, source.allow_patterns_overrides)
-            files, safetensors = self._prepare_weights(*where)[1:3]
+            folder, files, safetensors, *index = self._prepare_weights(*where)
             if not safetensors or self.load_config.safetensors_load_strategy == "torchao":
                 return super()._get_weights_iterator(source)  # type: ignore[no-any-return, unused-ignore]
             if not self.counter_before_loading_weights:  # what it says in its log
@@ -60,18 +64,19 @@ def _loader() -> Any:
             device = self.load_config.device or _current_device()
             wanted = _experts(self.local_expert_ids)
             group = _ranks() if wanted is None else None
-            return ((source.prefix + name, tensor) for name, tensor in stream(sorted(files), device, wanted, group))
+            chosen = _model_files.chosen_by(Path(folder, *(index[:1] or [INDEX])), files)
+            return ((source.prefix + name, tensor) for name, tensor in stream(chosen, device, wanted, group))
 
     return HBMFSModelLoader
 
 
-def stream(files: Sequence[str], device: Any, wanted: Callable[[str], bool] | None, group: Any) -> Iterator[tuple[str, Any]]:
+def stream(files: _model_files.Files, device: Any, wanted: Callable[[str], bool] | None, group: Any) -> Iterator[tuple[str, Any]]:
     """The wanted tensors of files by name, a part of them on the device at a time."""
+    headers = _model_files.headers_of(files, wanted)
     with open_reader(_device.parse(device), "auto", None if group is None else group.size()) as reader:
-        for file in files:
-            tensors = [tensor for tensor in safetensors_header.read(file).tensors if wanted is None or wanted(tensor.name)]
-            for names in _parts(tensors):
-                yield from weights.load_safetensors(file, device, names=names, group=group, progress=False, reader=reader).items()
+        for header in headers:
+            for names in _parts(header.tensors):
+                yield from weights.load_safetensors(header.path, device, names=names, group=group, progress=False, reader=reader).items()
 
 
 def _parts(tensors: Sequence[Tensor]) -> Iterator[list[str]]:

@@ -22,8 +22,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// unmountTimeout bounds a polite unmount; after it the mount is detached.
-const unmountTimeout = 10 * time.Second
+// unmountTimeout bounds a polite unmount. After it the mount is detached.
+const unmountTimeout = time.Minute
 
 // Binary is a built hbmfs.
 type Binary struct{ path string }
@@ -164,12 +164,15 @@ func (m *Mount) Close() error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), unmountTimeout)
 	defer cancel()
-	if _, err = m.binary.Output(ctx, "umount", m.dir); err == nil {
-		if mounted, err = IsMounted(m.dir); err == nil && !mounted {
-			return nil
-		}
+	_, err = m.binary.Output(ctx, "umount", m.dir)
+	mounted, lookErr := IsMounted(m.dir)
+	if mounted {
+		return errors.Join(fmt.Errorf("unmount %s: it is still there", m.dir), err, Detach(m.dir))
 	}
-	return errors.Join(fmt.Errorf("unmount %s: %w", m.dir, err), Detach(m.dir))
+	if err = errors.Join(err, lookErr); err != nil {
+		return fmt.Errorf("unmount %s: %w", m.dir, err)
+	}
+	return nil
 }
 
 // Detach unmounts dir lazily, as root or through fusermount3.

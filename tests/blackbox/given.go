@@ -6,6 +6,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -108,4 +110,12 @@ func PublicFUSE() (private func() error, err error) {
 		return nil, errors.Join(err, device.Close())
 	}
 	return func() error { return errors.Join(os.Chmod(device.Name(), info.Mode().Perm()), device.Close()) }, nil
+}
+
+// ParseRange reads an HTTP header Range of one range that has both ends.
+func ParseRange(header string) (from, to int64, ok bool) {
+	first, last, ok := strings.Cut(strings.TrimPrefix(header, "bytes="), "-")
+	from, err1 := strconv.ParseInt(first, 10, 64)
+	to, err2 := strconv.ParseInt(last, 10, 64)
+	return from, to, ok && err1 == nil && err2 == nil
 }

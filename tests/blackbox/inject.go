@@ -13,7 +13,7 @@ import (
 // CanInject returns why system calls of other processes cannot be made to fail here, or nil. It takes strace, and the
 // right to trace a process that is no child of it.
 func CanInject() error {
-	sleeper := exec.Command("sleep", "60")
+	sleeper := exec.Command("sleep", "600")
 	if err := sleeper.Start(); err != nil {
 		return fmt.Errorf("no process to try it on: %w", err)
 	}
@@ -30,7 +30,7 @@ func CanInject() error {
 		return err
 	}
 	refused := errors.New("it cannot attach to a process")
-	if !Within(10*time.Second, func() bool {
+	if !Within(time.Minute, func() bool {
 		text, err := os.ReadFile("/proc/" + pid + "/status")
 		if err == nil && bytes.Contains(text, []byte("\nTracerPid:\t"+strconv.Itoa(strace.Process.Pid)+"\n")) {
 			refused = nil

@@ -2,6 +2,7 @@ package blackbox
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -103,8 +104,9 @@ func (s *Suite) NewDir(t testing.TB) string {
 // EndsWell unmounts, and fails the test where the mount or its daemon stays, or where the log tells of a crash.
 func (m *Mount) EndsWell(t testing.TB, pid int, log string, patience time.Duration) {
 	t.Helper()
+	device := m.device(t)
 	closed := m.Close()
-	ended := Within(patience, func() bool { return Ended(pid) })
+	ended := endsWithin(t, pid, device, patience)
 	text, err := os.ReadFile(log)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		t.Error(err)
@@ -112,9 +114,7 @@ func (m *Mount) EndsWell(t testing.TB, pid int, log string, patience time.Durati
 	if closed != nil {
 		t.Errorf("%v\nlog:\n%s", closed, text)
 	}
-	if ns := m.shownIn(); !ended && ns != "" {
-		t.Logf("the daemon %d of %s goes on: the mount namespace of %s has a copy of the mount", pid, m.dir, ns)
-	} else if !ended {
+	if !ended {
 		t.Errorf("the daemon %d of %s has not ended %v after the mount\nlog:\n%s", pid, m.dir, patience, text)
 		_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended by now
 	}
@@ -125,13 +125,50 @@ func (m *Mount) EndsWell(t testing.TB, pid int, log string, patience time.Durati
 	}
 }
 
-// shownIn names a process in whose mount namespace the mount is. Tests of other packages make namespaces meanwhile, with copies of
-// every mount that there is.
-func (m *Mount) shownIn() string {
-	all, _ := filepath.Glob("/proc/[0-9]*/mountinfo") // the pattern is sound
-	for _, name := range all {
-		if text, err := os.ReadFile(name); err == nil && bytes.Contains(text, []byte(" "+m.dir+" ")) {
-			return filepath.Dir(name)
+// endsWithin waits for the end of the daemon of a mount that has gone. It is content where another mount namespace has a copy of the mount, which
+// keeps the daemon; that namespace may be gone when patience ends, and the daemon end only then.
+func endsWithin(t testing.TB, pid int, device string, patience time.Duration) bool {
+	t.Helper()
+	copied := ""
+	for end := time.Now().Add(patience); time.Now().Before(end); {
+		if Within(time.Second, func() bool { return Ended(pid) }) {
+			return true
+		}
+		copied = cmp.Or(shownIn(device), copied)
+	}
+	if copied != "" {
+		t.Logf("the daemon %d goes on: the mount namespace of %s had a copy of its mount", pid, copied)
+	}
+	return copied != ""
+}
+
+// device is the number of the mount's filesystem, as in mountinfo; "" where nothing is mounted.
+func (m *Mount) device(t testing.TB) string {
+	t.Helper()
+	mounts, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(m.dir))
+	if err != nil {
+		t.Error(err)
+	}
+	if len(mounts) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%d:%d", mounts[0].Major, mounts[0].Minor)
+}
+
+// shownIn names a process in whose mount namespace a filesystem is, wherever it lies there. Tests of other packages make namespaces
+// meanwhile, with copies of every mount that there is. In the namespace of the test the number may be another filesystem's by now.
+func shownIn(device string) string {
+	own, err := os.Readlink("/proc/self/ns/mnt")
+	if device == "" || err != nil {
+		return ""
+	}
+	all, _ := filepath.Glob("/proc/[0-9]*") // the pattern is sound
+	for _, proc := range all {
+		if ns, err := os.Readlink(proc + "/ns/mnt"); err != nil || ns == own {
+			continue
+		}
+		if text, err := os.ReadFile(proc + "/mountinfo"); err == nil && bytes.Contains(text, []byte(" "+device+" ")) {
+			return proc
 		}
 	}
 	return ""

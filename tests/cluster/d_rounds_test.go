@@ -7,6 +7,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
 // chaos is a cluster to which random things happen.
@@ -22,12 +24,11 @@ type chaos struct {
 
 // Random faults: plugin, host, daemons, keepers, kubelet and pods are killed or deleted, volumes come and go. No byte is ever wrong, all that
 // failed works again, a draft of every round is published after it, and nothing is left in the end. HBMFS_CLUSTER_ROUNDS makes more,
-// HBMFS_CLUSTER_SEED the same again.
+// HBMFS_SEED others.
 func TestRandomFaults(t *testing.T) {
 	c := need(t)
-	seed, count := fromEnv(t, "HBMFS_CLUSTER_SEED", int(time.Now().UnixNano()%1_000_000)), fromEnv(t, "HBMFS_CLUSTER_ROUNDS", 50)
-	t.Logf("HBMFS_CLUSTER_SEED=%d HBMFS_CLUSTER_ROUNDS=%d", seed, count)
-	x := &chaos{cluster: c, t: t, random: rand.New(rand.NewPCG(uint64(seed), 1))}
+	seed, count := blackbox.Seed(t), fromEnv(t, "HBMFS_CLUSTER_ROUNDS", 50)
+	x := &chaos{cluster: c, t: t, random: rand.New(rand.NewPCG(seed, 1))}
 	x.ready()
 	c.persistent(t, "local", c.local())
 	c.persistent(t, "remote", c.remote())

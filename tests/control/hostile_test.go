@@ -9,8 +9,10 @@ import (
 	"math/rand/v2"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -74,10 +76,9 @@ func reply(t testing.TB, c *net.UnixConn) (control.FrameType, syscall.Errno) {
 	return h.Type, refusal.Errno
 }
 
-// served checks that the daemon still serves others, and how long that takes.
-func served(t testing.TB, m *mounted, name string) time.Duration {
+// served checks that the daemon still serves others.
+func served(t testing.TB, m *mounted, name string) {
 	t.Helper()
-	began := time.Now()
 	c, err := control.Dial(limited(t), m.Path(), "good")
 	must(t, err)
 	f, err := os.Open(m.Path(name))
@@ -86,7 +87,6 @@ func served(t testing.TB, m *mounted, name string) time.Duration {
 		t.Errorf("a good reader is not served: %v", err)
 	}
 	must(t, errors.Join(f.Close(), c.Close()))
-	return time.Since(began)
 }
 
 // victim is a mount of a few files, with what the daemon holds while it is idle.
@@ -194,37 +194,58 @@ func TestTicketsOfOthers(t *testing.T) {
 	}
 }
 
+// servedBesideSilence has peers ask and ask, and read nothing, until they are dropped. It says whether a reader was served while the daemon
+// could answer none of them. On a busy machine the daemon may be faster to drop them.
+func servedBesideSilence(t *testing.T, m *mounted, name string, ask []byte) (before bool) {
+	t.Helper()
+	const number = 8
+	var stuck, dropped atomic.Int64
+	var peers sync.WaitGroup
+	for range number {
+		peers.Go(func() {
+			c := greeted(t, m)
+			wait := 100 * time.Millisecond // which the daemon takes more than if it cannot answer
+			for {
+				must(t, c.SetWriteDeadline(time.Now().Add(wait)))
+				_, err := c.Write(ask)
+				if err == nil {
+					continue
+				}
+				if errors.Is(err, os.ErrDeadlineExceeded) && wait < patience {
+					wait = patience
+					stuck.Add(1)
+					continue
+				}
+				dropped.Add(1)
+				if !errors.Is(err, syscall.EPIPE) && !errors.Is(err, syscall.ECONNRESET) {
+					t.Errorf("it was not dropped: %v", err)
+				}
+				break
+			}
+			must(t, c.Close())
+		})
+	}
+	if !blackbox.Within(patience, func() bool { return stuck.Load() == number || dropped.Load() > 0 }) {
+		t.Error("peers that do not read are answered")
+	}
+	for range 20 {
+		served(t, m, name)
+		before = before || dropped.Load() == 0
+	}
+	peers.Wait()
+	return before
+}
+
 // A peer asks and asks, and reads nothing. It may hold up itself alone, and only for a while.
 func TestAPeerThatDoesNotRead(t *testing.T) {
 	m, names, fds := victim(t)
 	patient, err := control.Dial(limited(t), m.Path(), "patient")
 	must(t, err)
 	ask := frame(control.TypeLookup, 3, (&control.Lookup{Paths: names}).AppendTo)
-	var peers sync.WaitGroup
-	for range 8 {
-		peers.Go(func() {
-			c := greeted(t, m)
-			for {
-				must(t, c.SetWriteDeadline(time.Now().Add(patience)))
-				if _, err := c.Write(ask); err != nil {
-					if !errors.Is(err, syscall.EPIPE) && !errors.Is(err, syscall.ECONNRESET) {
-						t.Errorf("it was not dropped: %v", err)
-					}
-					break
-				}
-			}
-			must(t, c.Close())
-		})
-	}
-	var slowest time.Duration
-	for range 20 {
-		slowest = max(slowest, served(t, m, names[0]))
-	}
-	t.Logf("the slowest of 20 readers beside them took %v", slowest)
-	if slowest > 3*time.Second {
+	// The daemon drops such a peer after a while. Where readers had to wait for that, none would ever be served before it.
+	if !slices.ContainsFunc(make([]int, 5), func(int) bool { return servedBesideSilence(t, m, names[0], ask) }) {
 		t.Error("others wait for it")
 	}
-	peers.Wait()
 	// Seconds after it was greeted, a connection is as good as new.
 	if _, _, err := readByExtents(t, patient, open(t, m.Path(names[0])), 0, math.MaxInt64); err != nil {
 		t.Errorf("a reader that waited: %v", err)

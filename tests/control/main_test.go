@@ -23,7 +23,7 @@ import (
 )
 
 // patience bounds every wait. It is long, since nothing that works waits for its end.
-const patience = 20 * time.Second
+const patience = 40 * time.Second
 
 // nobody is the ordinary user of these tests.
 const nobody = 65534

@@ -10,7 +10,7 @@
 //	n.stopPod(p); n.unstage(v); n.mustBeClean()
 //
 // Under the race detector the programs are built with it; otherwise HBMFS_CSI and HBMFS_BINARY name them. All of it needs
-// root and FUSE, and says so where it skips. HBMFS_CSI_ROUNDS and HBMFS_CSI_SEED make more of the random test, and the
+// root and FUSE, and says so where it skips. HBMFS_CSI_ROUNDS and HBMFS_SEED make more of the random test, and the
 // same again.
 package csi_test
 

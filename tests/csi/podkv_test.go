@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"path"
 
 	"golang.org/x/sys/unix"
@@ -117,10 +118,12 @@ func (p *program) put(ctx context.Context, n *control.Namespace, key string, f f
 	if err != nil {
 		return err
 	}
-	if _, err := n.Files[slot.Tier].WriteAt(p.content(f), int64(slot.Slot)*n.SlotBytes); err != nil {
+	b := p.content(f)
+	if _, err := n.Files[slot.Tier].WriteAt(b, int64(slot.Slot)*n.SlotBytes); err != nil {
 		return err
 	}
-	done, err := n.Commit(ctx, []control.KVStored{{Token: slot.Token}})
+	sum := crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli))
+	done, err := n.Commit(ctx, []control.KVStored{{Token: slot.Token, CRC: sum, Flags: control.KVHasCRC}})
 	if err == nil && done[0].Errno != 0 {
 		err = done[0].Errno
 	}

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
 // rounds is how many random things happen where HBMFS_CSI_ROUNDS does not say.
@@ -40,12 +42,10 @@ type chaos struct {
 
 // TestRandomRounds does what happens on a node in a year in random order: pods come and go and read, and the plugin, the
 // host, daemons and the disk of the cache fail meanwhile. Every read ends well after its fault, no byte is ever wrong, and
-// in the end nothing is left. HBMFS_CSI_ROUNDS=1000 takes longer; HBMFS_CSI_SEED does the same again.
+// in the end nothing is left. HBMFS_CSI_ROUNDS=1000 takes longer; HBMFS_SEED has it do others.
 func TestRandomRounds(t *testing.T) {
-	seed := fromEnv(t, "HBMFS_CSI_SEED", int(time.Now().UnixNano()%1_000_000))
 	count := fromEnv(t, "HBMFS_CSI_ROUNDS", rounds)
-	t.Logf("HBMFS_CSI_SEED=%d HBMFS_CSI_ROUNDS=%d", seed, count)
-	c := newChaos(t, uint64(seed))
+	c := newChaos(t, blackbox.Seed(t))
 	for range 2 { // these read all the time, through all of the faults, whatever comes of it
 		p := c.startAny()
 		p.must("loop", c.files[p.volume][0])

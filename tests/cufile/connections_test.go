@@ -102,9 +102,9 @@ func TestFilesOfAMountShareAConnection(t *testing.T) {
 			t.Errorf("%s: %d connections for %d files", state, n, len(files))
 		}
 		for _, f := range files {
-			errs = append(errs, f.Close())
+			errs = append(errs, closed(f))
 		}
-		if err := errors.Join(append(errs, r.Close())...); err != nil {
+		if err := errors.Join(append(errs, closed(r))...); err != nil {
 			t.Error(err)
 		}
 		left := func() bool {

@@ -187,7 +187,7 @@ func evictReader(t *testing.T, path cufile.Path, l cufile.Libraries, descriptors
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := r.Close(); err != nil {
+		if err := closed(r); err != nil {
 			t.Error(err)
 		}
 	})
@@ -232,7 +232,7 @@ func TestReadWhatWasEvictedAfterItWasLocated(t *testing.T) {
 			t.Errorf("%s: %v, or wrong bytes", names[i], err)
 		}
 		v.Release()
-		if err := f.Close(); err != nil {
+		if err := closed(f); err != nil {
 			t.Error(err)
 		}
 	}
@@ -278,7 +278,7 @@ func TestReadersThatHoldTheWholeCache(t *testing.T) {
 		t.Errorf("there was no room, and the cache says %+v", s)
 	}
 	for _, f := range files {
-		if err := f.Close(); err != nil {
+		if err := closed(f); err != nil {
 			t.Error(err)
 		}
 	}
@@ -363,7 +363,7 @@ func (m *evicting) round(ctx context.Context, r *cufile.Reader, random *rand.Ran
 	for _, f := range files {
 		if f != nil {
 			moved.Add(f.Moved())
-			err = errors.Join(err, f.Close())
+			err = errors.Join(err, closed(f))
 		}
 	}
 	return moved, err

@@ -19,6 +19,7 @@ import (
 	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/cufile"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/leaks"
 )
 
 // counters reads counters of a mount by the beginnings of their lines.
@@ -80,7 +81,7 @@ func TestManySmallFilesCostNoRoundTripEach(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	before := descriptors(t)
+	before, left := descriptors(t), leaks.Files(t)
 	asked := []string{"hbmfs_lookups_total", `hbmfs_opens_total{path="passthrough"}`, `hbmfs_opens_total{path="daemon"}`, "hbmfs_control_tickets_total", "hbmfs_control_connections"}
 	start := counters(t, m, asked...)
 	var files []*cufile.File
@@ -110,16 +111,16 @@ func TestManySmallFilesCostNoRoundTripEach(t *testing.T) {
 		readSpan(t, files[i], datas[i], 1, files[i].Size()-1)
 	}
 	for _, f := range files {
-		errs = append(errs, f.Close())
+		errs = append(errs, closed(f))
 	}
-	if err := errors.Join(append(errs, r.Close())...); err != nil {
+	if err := errors.Join(append(errs, closed(r))...); err != nil {
 		t.Error(err)
 	}
 	if n := leases(t, m, 0); n != 0 {
 		t.Errorf("%d leases after all was closed", n)
 	}
-	if after := descriptors(t); after > before {
-		t.Errorf("%d descriptors are open, %d before", after, before)
+	if err := left(); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -155,9 +156,9 @@ func TestManySmallFilesAfterReadsThatWereGivenUp(t *testing.T) {
 		t.Errorf("%d files were asked for one by one", n)
 	}
 	for _, f := range files {
-		errs = append(errs, f.Close())
+		errs = append(errs, closed(f))
 	}
-	if err := errors.Join(append(errs, r.Close())...); err != nil {
+	if err := errors.Join(append(errs, closed(r))...); err != nil {
 		t.Error(err)
 	}
 }
@@ -202,10 +203,10 @@ func TestOpenManyOfAllKinds(t *testing.T) {
 	}
 	for _, f := range files {
 		if f != nil {
-			errs[0] = errors.Join(errs[0], f.Close())
+			errs[0] = errors.Join(errs[0], closed(f))
 		}
 	}
-	if err := errors.Join(errs[0], r.Close()); err != nil {
+	if err := errors.Join(errs[0], closed(r)); err != nil {
 		t.Error(err)
 	}
 }
@@ -286,7 +287,7 @@ func TestAutoKnowsWhoSharesTheHost(t *testing.T) {
 		v.Release()
 	}
 	for i := range files {
-		if err := errors.Join(files[i].Close(), readers[i].Close()); err != nil {
+		if err := closed(files[i], readers[i]); err != nil {
 			t.Error(err)
 		}
 	}

@@ -40,9 +40,9 @@ func TestReadWithoutAConnection(t *testing.T) {
 		if info := f.Info(); info.Mounted || !strings.Contains(info.Note, why) {
 			t.Errorf("file %d: %+v, want a note of %s", i, info, why)
 		}
-		errs = append(errs, f.Close())
+		errs = append(errs, closed(f))
 	}
-	if err := errors.Join(append(errs, r.Close())...); err != nil {
+	if err := errors.Join(append(errs, closed(r))...); err != nil {
 		t.Error(err)
 	}
 	r, err = cufile.New(t.Context(), cufile.Options{Path: cufile.Direct, Libraries: cufile.Libraries{CUDA: gpu[1], CuFile: gpu[3], NVML: gpu[5]}, Arena: 1 << 20, Threads: 2, Slot: 1 << 20})
@@ -52,7 +52,7 @@ func TestReadWithoutAConnection(t *testing.T) {
 	if _, err := r.Open(t.Context(), names[1]); !errors.Is(err, cufile.ErrUnavailable) || !strings.Contains(err.Error(), why) {
 		t.Errorf("direct: %v, want that it cannot be had", err)
 	}
-	errs = []error{r.Close()}
+	errs = []error{closed(r)}
 	for _, c := range clients {
 		errs = append(errs, c.Close())
 	}

@@ -78,7 +78,7 @@ func TestStreamAViewOfManyShards(t *testing.T) {
 	if most > before+bound+control.MaxObjects+8 { // descriptors on their way get other numbers while they are counted
 		t.Errorf("%d descriptors were open, %d before: more than %d for backing files", most, before, bound)
 	}
-	if err := errors.Join(f.Close(), r.Close()); err != nil {
+	if err := closed(f, r); err != nil {
 		t.Error(err)
 	}
 }

@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/moby/sys/mountinfo"
@@ -194,7 +193,7 @@ func takeAway(t *testing.T, dir string) {
 	t.Helper()
 	var left []*mountinfo.Info
 	var err error
-	gone := blackbox.Within(30*time.Second, func() bool {
+	gone := blackbox.Within(patience, func() bool {
 		left, err = mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
 		return err == nil && len(left) == 0
 	})

@@ -63,7 +63,7 @@ func startSystemd(t *testing.T, units string) *realSystemd {
 	ended := make(chan struct{})
 	go func() { defer close(ended); _ = cmd.Wait() }() // it is killed by the cleanup
 	t.Cleanup(func() { _ = cmd.Process.Kill(); <-ended })
-	if !blackbox.Within(30*time.Second, func() bool {
+	if !blackbox.Within(2*time.Minute, func() bool {
 		children, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", cmd.Process.Pid, cmd.Process.Pid)) // it may have ended
 		s.pid, _ = strconv.Atoi(strings.TrimSpace(string(children)))
 		return s.pid != 0 && s.run(t, "systemctl", "is-active", "test.target") == "active\n"
@@ -123,7 +123,7 @@ func TestSystemdsStoreKeepsTheMount(t *testing.T) {
 	before := s.show(t, name, "MainPID")
 	for restarts := 1; restarts <= 3; restarts++ {
 		s.run(t, "systemctl", "kill", "--signal=KILL", name)
-		if !blackbox.Within(30*time.Second, func() bool {
+		if !blackbox.Within(patience, func() bool {
 			return s.show(t, name, "NRestarts") == strconv.Itoa(restarts) && s.show(t, name, "ActiveState") == "active"
 		}) {
 			t.Fatalf("the service does not come back: %s", s.run(t, "systemctl", "status", name))

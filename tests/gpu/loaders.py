@@ -23,7 +23,7 @@ from pathlib import Path
 import hbmfs
 import torch
 from hbmfs import weights
-from torch_weights import Clock, Loaders, make, same, wall
+from torch_weights import Clock, Loaders, compared, make, wall
 
 SLOW = 1.5
 """Seconds of a load from which on a loader takes part in two rounds only."""
@@ -85,21 +85,6 @@ class Peers(Loaders):
                 print(f"{package} takes no part: {type(err).__name__}: {str(err).splitlines()[:1]}", flush=True)
             else:
                 yield from ((function.__name__, function) for function in functions)
-
-
-def compared(ways, expected):
-    """The ways that give the expected tensors, or the expected bytes."""
-    for name, load in ways:
-        try:
-            found = load()
-            if isinstance(found, dict):
-                same(found, expected)
-        except Exception as err:  # noqa: BLE001 (likewise)
-            print(f"{name} takes no part: {type(err).__name__}: {str(err).splitlines()[:1]}", flush=True)
-        else:
-            yield name, load
-        found = None
-        torch.cuda.empty_cache()
 
 
 def with_threads(folder, device, threads, slot):

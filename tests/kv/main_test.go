@@ -246,7 +246,7 @@ func (e *engine) put(ctx context.Context, keys ...string) (stored []string, surv
 }
 
 // errWrong says that a block has other bytes than its key's.
-var errWrong = errors.New("a wrong byte")
+var errWrong = errors.New("wrong bytes")
 
 // get reads blocks, and tells which were there. Bytes count once their pin's release was answered.
 func (e *engine) get(ctx context.Context, keys ...string) (found []string, err error) {

@@ -42,7 +42,7 @@ func TestBothTiersSurviveAKill(t *testing.T) {
 	if done, err := again.Release(t.Context(), 0, pinned[0].Token); err != nil || done[0].Errno != 0 {
 		t.Errorf("the pin: %v, %v", done, err)
 	}
-	if done, err := again.Commit(t.Context(), []control.KVStored{{Token: reserved[0].Token}}); err != nil || done[0].Errno != 0 {
+	if done, err := again.Commit(t.Context(), []control.KVStored{{Token: reserved[0].Token, Flags: control.KVHasCRC}}); err != nil || done[0].Errno != 0 {
 		t.Errorf("the reservation: %v, %v", done, err)
 	}
 	if s := v.status(t).KV; s.Holding != 0 || !s.MemoryHeld || s.Namespaces[0].Pins != 0 {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/mount/mounttest"
 )
 
 // While files are opened at a high rate a mount with --awake asks the kernel for a latency of 0, and takes that back afterwards.
@@ -24,7 +25,7 @@ func TestAwake(t *testing.T) {
 		t.Skip("another process keeps the processors awake")
 	}
 	source := suite.NewDir(t)
-	writeFiles(t, source, map[string]string{"small": "content"})
+	mounttest.WriteFiles(t, source, map[string]string{"small": "content"})
 	m := mount(t, source, "--awake")
 	asleep := func(why string) {
 		t.Helper()

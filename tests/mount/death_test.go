@@ -13,14 +13,15 @@ import (
 	"time"
 
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/mount/mounttest"
 )
 
 // The log has the last words of a daemon in the background. SIGQUIT makes a Go program say where it is, as a panic does.
 func TestLastWordsAreInTheLog(t *testing.T) {
 	blackbox.NeedFUSE(t)
 	point, log := suite.NewDir(t), filepath.Join(suite.NewDir(t), "log")
-	if r := run(t, "mount", "--log-file", log, golden(t, "nanogpt"), point); r.code != 0 {
-		t.Fatalf("mount: %s", r.stderr)
+	if r := run(t, "mount", "--log-file", log, mounttest.Golden(t, "nanogpt"), point); r.Code != 0 {
+		t.Fatalf("mount: %s", r.Stderr)
 	}
 	m := suite.At(point)
 	defer func() { must(t, m.Close()) }()
@@ -64,7 +65,7 @@ func TestDaemonDiesAtItsStart(t *testing.T) {
 		if text, err := os.ReadFile(log); signal == syscall.SIGQUIT && !strings.Contains(string(text), "goroutine ") {
 			t.Errorf("%v: the log does not say where the daemon was (%v):\n%s", signal, err, text)
 		}
-		wantMounted(t, point, false)
+		mounttest.WantMounted(t, point, false)
 	}
 }
 
@@ -89,16 +90,16 @@ func childOf(t *testing.T, pid int) int {
 // Why fusermount3 refuses, it says itself; that is the error, in the foreground and in the background.
 func TestFusermountsOwnWords(t *testing.T) {
 	blackbox.NeedRoot(t)
-	makeFUSEPublic(t)
+	mounttest.MakeFUSEPublic(t)
 	if _, err := exec.LookPath("fusermount3"); err != nil {
 		t.Skip("needs fusermount3")
 	}
 	closed, logs := suite.NewDir(t), suite.NewDir(t)
 	must(t, os.Chown(logs, nobody, nobody))
 	for _, flag := range []string{"--show-views", "-f"} { // the first is for any flag but the second
-		r := runAsNobody(t, "mount", flag, "--log-file", filepath.Join(logs, "log"), golden(t, "nanogpt"), closed)
-		if says := "no write access to mountpoint"; r.code != 1 || !strings.Contains(r.stderr, says) || strings.Contains(r.stderr, "exited with code") {
-			t.Errorf("%s: exit code %d and %q, want 1 and %q", flag, r.code, r.stderr, says)
+		r := suite.RunAsNobody(t, "mount", flag, "--log-file", filepath.Join(logs, "log"), mounttest.Golden(t, "nanogpt"), closed)
+		if says := "no write access to mountpoint"; r.Code != 1 || !strings.Contains(r.Stderr, says) || strings.Contains(r.Stderr, "exited with code") {
+			t.Errorf("%s: exit code %d and %q, want 1 and %q", flag, r.Code, r.Stderr, says)
 		}
 	}
 }
@@ -129,5 +130,5 @@ func TestInterruptedStartOfAStoppedDaemon(t *testing.T) {
 		t.Error("the daemon stays")
 		_ = syscall.Kill(pid, syscall.SIGKILL)
 	}
-	wantMounted(t, point, false)
+	mounttest.WantMounted(t, point, false)
 }

@@ -7,40 +7,36 @@
 package mount_test
 
 import (
-	"context"
-	"errors"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"testing"
-	"time"
 
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/mount/mounttest"
 )
 
 // patience bounds every wait of these tests. It is long, since nothing that works waits for its end.
-const patience = 30 * time.Second
+const patience = blackbox.Patience
 
 // nobody is the ordinary user of these tests: 65534 on every Linux.
-const nobody = 65534
+const nobody = blackbox.Nobody
 
 // suite is what all tests share; TestMain makes it.
 var suite *blackbox.Suite
 
 func TestMain(m *testing.M) {
-	if verb := os.Getenv(childVerb); verb != "" {
-		os.Exit(runChild(verb, os.Args[1:]))
+	code, is := mounttest.RunChild(map[string]func(args []string) error{
+		"jam":       func(args []string) error { return serveJammed(args[0]) },        // MOUNTPOINT
+		"bypass":    func(args []string) error { return bypass(args[0], args[1]) },    // MOUNT NAME
+		"signalled": func(args []string) error { return signalled(args[0], args[1]) }, // HOW FILE
+	})
+	if is {
+		os.Exit(code)
 	}
 	os.Exit(blackbox.Main("mount", &suite, m.Run))
 }
 
-// mounted is a mount of a test, with what the test looks at.
-type mounted struct {
-	*blackbox.Mount
-	source, point string
-	log           string // file
-	pid           int    // of the daemon
-}
+// mounted has the methods of this package's tests, too.
+type mounted struct{ *blackbox.Mounted }
 
 // mount mounts source on a new directory. When the test ends it must come off, and the daemon must end.
 func mount(t *testing.T, source string, flags ...string) *mounted {
@@ -51,88 +47,17 @@ func mount(t *testing.T, source string, flags ...string) *mounted {
 func mountOn(t *testing.T, source, point string, flags ...string) *mounted {
 	t.Helper()
 	blackbox.NeedFUSE(t)
-	m := &mounted{source: source, point: point, log: filepath.Join(suite.NewDir(t), "log")}
-	var err error
-	m.Mount, err = suite.Mount(t.Context(), source, point, append(flags, "--log-file", m.log)...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if m.pid, err = m.DaemonPID(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { m.end(t) })
-	return m
+	return &mounted{suite.MountOn(t, source, point, flags...)}
 }
 
-func (m *mounted) end(t *testing.T) {
+// run runs `hbmfs args...` to its end.
+func run(t testing.TB, args ...string) blackbox.Result {
 	t.Helper()
-	m.EndsWell(t, m.pid, m.log, patience)
-}
-
-func (m *mounted) logText(t *testing.T) string {
-	t.Helper()
-	text, err := os.ReadFile(m.log)
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		t.Error(err)
-	}
-	return string(text)
-}
-
-// result is how a command ended.
-type result struct {
-	code           int
-	stdout, stderr string
-}
-
-// run runs `hbmfs args...` to its end. Output goes to files: a daemon that is left behind would hold a pipe open.
-func run(t *testing.T, args ...string) result {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
-	defer cancel()
-	return runCommand(t, suite.Command(ctx, args...))
-}
-
-func runCommand(t *testing.T, cmd *exec.Cmd) result {
-	t.Helper()
-	dir := suite.NewDir(t)
-	var out [2][]byte
-	var files [2]*os.File
-	for i, name := range []string{"stdout", "stderr"} {
-		f, err := os.Create(filepath.Join(dir, name))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer func() { must(t, f.Close()) }()
-		files[i] = f
-	}
-	cmd.Stdout, cmd.Stderr = files[0], files[1]
-	err := cmd.Run()
-	var exit *exec.ExitError
-	if err != nil && !errors.As(err, &exit) {
-		t.Fatalf("run %q: %v", cmd.Args, err)
-	}
-	for i, f := range files {
-		if out[i], err = os.ReadFile(f.Name()); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return result{cmd.ProcessState.ExitCode(), string(out[0]), string(out[1])}
+	return suite.Run(t, args...)
 }
 
 // must fails the test on an error of the test's own doing.
 func must(t testing.TB, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// writeFiles writes files below dir: slash-separated name to content.
-func writeFiles(t testing.TB, dir string, files map[string]string) {
-	t.Helper()
-	for name, content := range files {
-		path := filepath.Join(dir, filepath.FromSlash(name))
-		must(t, os.MkdirAll(filepath.Dir(path), 0o755))
-		must(t, os.WriteFile(path, []byte(content), 0o644))
-	}
+	blackbox.Must(t, err)
 }

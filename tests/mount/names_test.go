@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/mount/mounttest"
 )
 
 func TestStrangeNames(t *testing.T) {
@@ -21,34 +22,34 @@ func TestStrangeNames(t *testing.T) {
 	} {
 		names[name] = "in " + name
 	}
-	writeFiles(t, source, names)
+	mounttest.WriteFiles(t, source, names)
 	point := filepath.Join(suite.NewDir(t), "a mount\tpoint, too")
 	must(t, os.Mkdir(point, 0o755))
 	m := mountOn(t, source, point, "--show-views")
 	for name, content := range names {
-		if err := compareFile(m.Path(name), []byte(content)); err != nil {
+		if err := mounttest.CompareFile(m.Path(name), []byte(content)); err != nil {
 			t.Error(err)
 		}
 	}
-	if s := status(t, m); s.Source != source || s.MountPoint != point {
+	if s := m.Status(t); s.Source != source || s.MountPoint != point {
 		t.Errorf("status says %q on %q, want %q on %q", s.Source, s.MountPoint, source, point)
 	}
 	must(t, m.Close())
-	if r := run(t, "inspect", "--json", source); r.code != 0 {
-		t.Errorf("inspect ended with %d: %s%s", r.code, r.stdout, r.stderr)
+	if r := run(t, "inspect", "--json", source); r.Code != 0 {
+		t.Errorf("inspect ended with %d: %s%s", r.Code, r.Stdout, r.Stderr)
 	}
 }
 
 // A source that has a .hbmfs of its own, such as another mount with --show-views, does not hide ours.
 func TestSourceHasControlDirectory(t *testing.T) {
 	source := suite.NewDir(t)
-	writeFiles(t, source, map[string]string{".hbmfs/status": "not ours", ".hbmfs/views/tokens.bin": "nor this", "below/.hbmfs/kept": "kept", "file": "1"})
+	mounttest.WriteFiles(t, source, map[string]string{".hbmfs/status": "not ours", ".hbmfs/views/tokens.bin": "nor this", "below/.hbmfs/kept": "kept", "file": "1"})
 	m := mount(t, source)
-	if s := status(t, m); s.PID != m.pid {
-		t.Errorf("status is of process %d, the daemon is %d", s.PID, m.pid)
+	if s := m.Status(t); s.PID != m.PID {
+		t.Errorf("status is of process %d, the daemon is %d", s.PID, m.PID)
 	}
-	wantAbsent(t, m.Path(".hbmfs", "views", "tokens.bin"))
-	names, err := listTree(m.point)
+	mounttest.WantAbsent(t, m.Path(".hbmfs", "views", "tokens.bin"))
+	names, err := mounttest.ListTree(m.Point)
 	must(t, err)
 	if want := []string{".", "below", "below/.hbmfs", "below/.hbmfs/kept", "file"}; !slices.Equal(names, want) {
 		t.Errorf("the mount lists %q, want %q", names, want)
@@ -57,9 +58,9 @@ func TestSourceHasControlDirectory(t *testing.T) {
 
 func TestSymbolicLinks(t *testing.T) {
 	outside := suite.NewDir(t)
-	writeFiles(t, outside, map[string]string{"secret": "secret"})
+	mounttest.WriteFiles(t, outside, map[string]string{"secret": "secret"})
 	source := suite.NewDir(t)
-	writeFiles(t, source, map[string]string{"data/shard": "tokens", "data/inner/deep": "deep"})
+	mounttest.WriteFiles(t, source, map[string]string{"data/shard": "tokens", "data/inner/deep": "deep"})
 	for link, target := range map[string]string{
 		"file":           "data/shard",
 		"data/up":        "../data/shard",
@@ -82,7 +83,7 @@ func TestSymbolicLinks(t *testing.T) {
 	}
 	m := mount(t, source)
 	for _, name := range []string{"file", "data/up", "data/shard", "dir/shard", "data/parent/data/shard", "absolute-here"} {
-		if err := compareFile(m.Path(name), []byte("tokens")); err != nil {
+		if err := mounttest.CompareFile(m.Path(name), []byte("tokens")); err != nil {
 			t.Error(err)
 		}
 	}
@@ -96,8 +97,8 @@ func TestSymbolicLinks(t *testing.T) {
 	for _, name := range []string{
 		"out-file", "out-dir", "absolute", "dangling", "loop", "pool", "self", "out-and-in", "etc", "through", "data/inner/far",
 	} {
-		wantAbsent(t, m.Path(name))
-		if log := m.logText(t); !strings.Contains(log, "object="+name+" ") {
+		mounttest.WantAbsent(t, m.Path(name))
+		if log := m.LogText(t); !strings.Contains(log, "object="+name+" ") {
 			t.Errorf("the log does not say that %s is left out:\n%s", name, log)
 		}
 	}
@@ -105,15 +106,15 @@ func TestSymbolicLinks(t *testing.T) {
 
 func TestSpecialFilesAreLeftOut(t *testing.T) {
 	source := suite.NewDir(t)
-	writeFiles(t, source, map[string]string{"file": "1"})
+	mounttest.WriteFiles(t, source, map[string]string{"file": "1"})
 	must(t, syscall.Mkfifo(filepath.Join(source, "pipe"), 0o644)) // opening it would wait for a writer
 	m := mount(t, source)
-	wantAbsent(t, m.Path("pipe"))
-	if err := compareFile(m.Path("file"), []byte("1")); err != nil {
+	mounttest.WantAbsent(t, m.Path("pipe"))
+	if err := mounttest.CompareFile(m.Path("file"), []byte("1")); err != nil {
 		t.Error(err)
 	}
-	if r := run(t, "inspect", source); r.code != 3 || !strings.Contains(r.stdout, "pipe") {
-		t.Errorf("inspect ended with %d, want 3 and a word about the pipe: %s%s", r.code, r.stdout, r.stderr)
+	if r := run(t, "inspect", source); r.Code != 3 || !strings.Contains(r.Stdout, "pipe") {
+		t.Errorf("inspect ended with %d, want 3 and a word about the pipe: %s%s", r.Code, r.Stdout, r.Stderr)
 	}
 }
 
@@ -127,11 +128,11 @@ func TestPermissionsForOthers(t *testing.T) {
 func checkPermissionsForOthers(t *testing.T, flags ...string) {
 	t.Helper()
 	source := suite.NewDir(t)
-	golden := golden(t, "llmc-gpt2")
+	golden := mounttest.Golden(t, "llmc-gpt2")
 	shard, err := os.ReadFile(filepath.Join(golden, "edu_fineweb_train_000001.bin"))
 	must(t, err)
 	for _, name := range []string{"open/shard.bin", "private/shard.bin", "closed/shard.bin", "mixed/shard_0.bin", "mixed/shard_1.bin", "none/shard.bin"} {
-		writeFiles(t, source, map[string]string{name: string(shard)})
+		mounttest.WriteFiles(t, source, map[string]string{name: string(shard)})
 	}
 	for name, perm := range map[string]os.FileMode{
 		"private/shard.bin": 0o600, "mixed/shard_1.bin": 0o640, "none/shard.bin": 0, "closed": 0o700,
@@ -154,10 +155,10 @@ func checkPermissionsForOthers(t *testing.T, flags ...string) {
 		"closed/shard.bin":                "EACCES",
 		".hbmfs/views/closed/tokens.bin":  "EACCES",
 	} {
-		if got := readAs(t, true, m.Path(name)); got != want {
+		if got := mounttest.ReadAs(t, true, m.Path(name)); got != want {
 			t.Errorf("nobody reads %s: %s, want %s", name, got, want)
 		}
-		if got := readAs(t, false, m.Path(name)); got != "ok" {
+		if got := mounttest.ReadAs(t, false, m.Path(name)); got != "ok" {
 			t.Errorf("root reads %s: %s", name, got)
 		}
 	}
@@ -168,7 +169,7 @@ func checkPermissionsForOthers(t *testing.T, flags ...string) {
 		t.Errorf("the status names a closed directory, or no open one:\n%s", text)
 	}
 	for _, name := range []string{"closed", ".hbmfs/views/closed"} {
-		if said, ok := child(t, true, "list", m.Path(name)); ok {
+		if said, ok := mounttest.Child(t, true, "list", m.Path(name)); ok {
 			t.Errorf("nobody lists %s: %s", name, said)
 		}
 	}
@@ -176,9 +177,9 @@ func checkPermissionsForOthers(t *testing.T, flags ...string) {
 
 func TestWithoutAllowOtherNobodyGetsIn(t *testing.T) {
 	blackbox.NeedRoot(t)
-	m := mount(t, golden(t, "nanogpt"))
+	m := mount(t, mounttest.Golden(t, "nanogpt"))
 	for _, name := range []string{"train.bin", ".hbmfs/status"} {
-		if got := readAs(t, true, m.Path(name)); got != "EACCES" {
+		if got := mounttest.ReadAs(t, true, m.Path(name)); got != "EACCES" {
 			t.Errorf("nobody reads %s of root's mount: %s, want EACCES", name, got)
 		}
 	}
@@ -187,20 +188,20 @@ func TestWithoutAllowOtherNobodyGetsIn(t *testing.T) {
 func TestOwnerAndUmask(t *testing.T) {
 	blackbox.NeedRoot(t)
 	source := suite.NewDir(t)
-	writeFiles(t, source, map[string]string{"dir/file": "1"})
+	mounttest.WriteFiles(t, source, map[string]string{"dir/file": "1"})
 	must(t, os.Chmod(filepath.Join(source, "dir/file"), 0o666))
 	m := mount(t, source, "--allow-other", "--uid", "65534", "--gid", "4242", "--umask", "027")
 	for name, mode := range map[string]uint32{"": 0o550, "dir": 0o550, "dir/file": 0o440, ".hbmfs": 0o550, ".hbmfs/status": 0o440} {
-		st := lstat(t, m.Path(name))
+		st := mounttest.Lstat(t, m.Path(name))
 		if st.Uid != nobody || st.Gid != 4242 || st.Mode&0o7777 != mode {
 			t.Errorf("%q belongs to %d:%d with mode %o, want 65534:4242 with %o", name, st.Uid, st.Gid, st.Mode&0o7777, mode)
 		}
 	}
-	if got := readAs(t, true, m.Path("dir/file")); got != "ok" {
+	if got := mounttest.ReadAs(t, true, m.Path("dir/file")); got != "ok" {
 		t.Errorf("the owner reads its file: %s", got)
 	}
 	as := mount(t, source, "-o", "ro,allow_other,uid=65534,umask=0077,nofail,x-systemd.automount")
-	if st := lstat(t, as.Path("dir/file")); st.Uid != nobody || st.Mode&0o7777 != 0o400 {
+	if st := mounttest.Lstat(t, as.Path("dir/file")); st.Uid != nobody || st.Mode&0o7777 != 0o400 {
 		t.Errorf("-o: the file belongs to %d with mode %o, want 65534 with 400", st.Uid, st.Mode&0o7777)
 	}
 }

@@ -15,13 +15,31 @@ import (
 	"time"
 
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/mount/mounttest"
 )
 
-// noted mounts, looks at what the command writes, and unmounts. Scripts find one line on standard output, whatever is wrong.
-func noted(t *testing.T, source, point string, flags ...string) (stderr string, notes []string) {
+// noted mounts, looks at what the command writes, and unmounts. Scripts find one line on standard output, whatever is wrong. The command
+// waits for the formats only a moment. On a busy machine that can be too short, and is tried again; where the last attempt is no better, whole
+// is false, and stderr may lack what is in notes.
+func noted(t *testing.T, source, point string, flags ...string) (stderr string, notes []string, whole bool) {
 	t.Helper()
-	stderr = commanded(t, source, point, flags...)
-	return stderr, notesOf(t, point)
+	for range 3 {
+		stderr = commanded(t, source, point, flags...)
+		notes = notesOf(t, point)
+		var lines []string
+		whole = true
+		for line := range strings.Lines(stderr) {
+			if strings.Contains(line, "still being recognized") {
+				whole = false
+				continue
+			}
+			lines = append(lines, line)
+		}
+		if stderr = strings.Join(lines, ""); whole {
+			break
+		}
+	}
+	return stderr, notes, whole
 }
 
 // commanded runs hbmfs mount to its end and returns what it says on standard error.
@@ -30,10 +48,10 @@ func commanded(t *testing.T, source, point string, flags ...string) (stderr stri
 	blackbox.NeedFUSE(t)
 	log := filepath.Join(suite.NewDir(t), "log")
 	r := run(t, append(append([]string{"mount", "--log-file", log}, flags...), source, point)...)
-	if r.code != 0 || strings.Count(r.stdout, "\n") != 1 || !strings.Contains(r.stdout, "is mounted on") {
-		t.Fatalf("exit code %d: %q, %q", r.code, r.stdout, r.stderr)
+	if r.Code != 0 || strings.Count(r.Stdout, "\n") != 1 || !strings.Contains(r.Stdout, "is mounted on") {
+		t.Fatalf("exit code %d: %q, %q", r.Code, r.Stdout, r.Stderr)
 	}
-	return r.stderr
+	return r.Stderr
 }
 
 // notesOf waits until the formats are recognized, returns the notes of the status, and unmounts.
@@ -54,8 +72,8 @@ func notesOf(t *testing.T, point string) []string {
 		t.Error("the formats are still being recognized")
 	}
 	if len(s.Notes) > 0 {
-		if shown := run(t, "top", "--once", "--interval", "1ms", "--timeout", "10s"); !strings.Contains(shown.stdout, "note") {
-			t.Errorf("top does not show notes:\n%s", shown.stdout)
+		if shown := run(t, "top", "--once", "--interval", "1ms", "--timeout", "10s"); !strings.Contains(shown.Stdout, "note") {
+			t.Errorf("top does not show notes:\n%s", shown.Stdout)
 		}
 	}
 	return s.Notes
@@ -64,24 +82,24 @@ func notesOf(t *testing.T, point string) []string {
 // The command and the status name the faults of a mount: one line each, and nothing where nothing is wrong.
 func TestMountSaysWhatIsWrong(t *testing.T) {
 	sound := suite.NewDir(t)
-	must(t, os.CopyFS(sound, os.DirFS(golden(t, "nanogpt"))))
+	must(t, os.CopyFS(sound, os.DirFS(mounttest.Golden(t, "nanogpt"))))
 	broken := suite.NewDir(t)
-	must(t, os.CopyFS(broken, os.DirFS(golden(t, "megatron"))))
+	must(t, os.CopyFS(broken, os.DirFS(mounttest.Golden(t, "megatron"))))
 	index, err := filepath.Glob(filepath.Join(broken, "*.bin"))
 	must(t, err)
 	must(t, os.Truncate(index[0], 10))
 	outside := suite.NewDir(t)
-	must(t, os.CopyFS(outside, os.DirFS(golden(t, "nanogpt"))))
+	must(t, os.CopyFS(outside, os.DirFS(mounttest.Golden(t, "nanogpt"))))
 	must(t, os.Symlink("/etc", filepath.Join(outside, "linked")))
 	full := suite.NewDir(t)
-	writeFiles(t, full, map[string]string{"forgotten.txt": "1"})
+	mounttest.WriteFiles(t, full, map[string]string{"forgotten.txt": "1"})
 	shard := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 		w.Header().Set("ETag", `"1"`)
 		http.ServeContent(w, q, "", time.Unix(1, 0), bytes.NewReader(make([]byte, 10_000)))
 	}))
 	defer shard.Close()
 	inPlace := suite.NewDir(t)
-	must(t, os.CopyFS(inPlace, os.DirFS(golden(t, "nanogpt"))))
+	must(t, os.CopyFS(inPlace, os.DirFS(mounttest.Golden(t, "nanogpt"))))
 	for what, c := range map[string]struct {
 		source, point string
 		flags         []string
@@ -98,7 +116,7 @@ func TestMountSaysWhatIsWrong(t *testing.T) {
 		"a useless way":    {sound, suite.NewDir(t), []string{"--through", "http://cache:1"}, "--through has no effect"},
 		"no cache":         {shard.URL + "/shard.dat", suite.NewDir(t), nil, "there is no --cache-dir"},
 	} {
-		said, notes := noted(t, c.source, c.point, c.flags...)
+		said, notes, whole := noted(t, c.source, c.point, c.flags...)
 		if c.says == "" {
 			if said != "" || len(notes) != 0 {
 				t.Errorf("%s: the command says %q, the status %q, and nothing is wrong", what, said, notes)
@@ -106,7 +124,7 @@ func TestMountSaysWhatIsWrong(t *testing.T) {
 			continue
 		}
 		lines := strings.Split(strings.TrimSuffix(said, "\n"), "\n")
-		if !strings.HasPrefix(said, "hbmfs: ") || !strings.Contains(said, c.says) || len(lines) > 2 {
+		if whole && (!strings.HasPrefix(said, "hbmfs: ") || !strings.Contains(said, c.says) || len(lines) > 2) {
 			t.Errorf("%s: the command says %q, want a line or two with %q", what, said, c.says)
 		}
 		if !strings.Contains(strings.Join(notes, "\n"), c.says) {
@@ -121,9 +139,10 @@ func TestMountSaysTheFirstThingsThatAreWrong(t *testing.T) {
 	for i := range 1000 {
 		must(t, os.Symlink("/etc", filepath.Join(source, fmt.Sprintf("link-%03d\x1b[31m", i))))
 	}
-	writeFiles(t, source, map[string]string{"shard.dat": "1"})
-	said, notes := noted(t, source, suite.NewDir(t))
-	if n := strings.Count(said, "\n"); n != 11 || len(notes) != 11 || !strings.Contains(said, "and 990 more: hbmfs inspect "+source) || strings.Contains(said, "\x1b") {
+	mounttest.WriteFiles(t, source, map[string]string{"shard.dat": "1"})
+	said, notes, whole := noted(t, source, suite.NewDir(t))
+	if n := strings.Count(said, "\n"); len(notes) != 11 || strings.Contains(said, "\x1b") ||
+		whole && (n != 11 || !strings.Contains(said, "and 990 more: hbmfs inspect "+source)) {
 		t.Errorf("%d lines, and %d notes: %q", n, len(notes), said)
 	}
 }
@@ -161,21 +180,21 @@ func TestMountInTheForegroundLogsWhatIsWrong(t *testing.T) {
 	}
 	must(t, b.Process.Signal(os.Interrupt))
 	b.end(t)
-	wantMounted(t, point, false)
+	mounttest.WantMounted(t, point, false)
 }
 
 // A flag that an ordinary user cannot have is said to have no effect.
 func TestReadAheadOfAnOrdinaryUser(t *testing.T) {
 	blackbox.NeedRoot(t)
-	makeFUSEPublic(t)
+	mounttest.MakeFUSEPublic(t)
 	if _, err := exec.LookPath("fusermount3"); err != nil {
 		t.Skip("needs fusermount3")
 	}
 	point, logs := suite.NewDir(t), suite.NewDir(t)
 	must(t, errors.Join(os.Chown(point, nobody, nobody), os.Chown(logs, nobody, nobody)))
-	r := runAsNobody(t, "mount", "--read-ahead=1048576", "--log-file", filepath.Join(logs, "log"), golden(t, "nanogpt"), point)
+	r := suite.RunAsNobody(t, "mount", "--read-ahead=1048576", "--log-file", filepath.Join(logs, "log"), mounttest.Golden(t, "nanogpt"), point)
 	defer func() { must(t, suite.At(point).Close()) }()
-	if r.code != 0 || r.stderr != "hbmfs: --read-ahead has no effect: only root can set it\n" {
-		t.Errorf("exit code %d, and it says %q", r.code, r.stderr)
+	if r.Code != 0 || r.Stderr != "hbmfs: --read-ahead has no effect: only root can set it\n" {
+		t.Errorf("exit code %d, and it says %q", r.Code, r.Stderr)
 	}
 }

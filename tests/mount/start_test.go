@@ -13,13 +13,14 @@ import (
 	"time"
 
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/mount/mounttest"
 )
 
 // A source that cannot be mounted is refused in one sentence, with the exit code that the help promises, and nothing
 // stays.
 func TestRefusals(t *testing.T) {
 	blackbox.NeedFUSE(t)
-	source := golden(t, "nanogpt")
+	source := mounttest.Golden(t, "nanogpt")
 	point := suite.NewDir(t)
 	file := filepath.Join(suite.NewDir(t), "file")
 	must(t, os.WriteFile(file, nil, 0o644))
@@ -51,19 +52,19 @@ func TestRefusals(t *testing.T) {
 	} {
 		args := append([]string{"mount", "--log-file", log}, c.args...)
 		r := run(t, args...)
-		lines := strings.Count(strings.TrimSpace(r.stderr), "\n") + 1
-		if r.code != c.code || !strings.Contains(r.stderr, c.says) || !strings.HasPrefix(r.stderr, "hbmfs: ") || lines != 1 {
-			t.Errorf("%s: exit code %d and %q, want %d and one line that says %q", c.what, r.code, r.stderr, c.code, c.says)
+		lines := strings.Count(strings.TrimSpace(r.Stderr), "\n") + 1
+		if r.Code != c.code || !strings.Contains(r.Stderr, c.says) || !strings.HasPrefix(r.Stderr, "hbmfs: ") || lines != 1 {
+			t.Errorf("%s: exit code %d and %q, want %d and one line that says %q", c.what, r.Code, r.Stderr, c.code, c.says)
 		}
-		wantMounted(t, point, false)
+		mounttest.WantMounted(t, point, false)
 	}
 	for _, args := range [][]string{{"umount", point}, {"umount", filepath.Join(point, "absent")}, {"umount", "/"}} {
-		if r := run(t, args...); r.code != 1 || !strings.Contains(r.stderr, "nothing of hbmfs is mounted") {
-			t.Errorf("%q of what is no mount: exit code %d: %s", args, r.code, r.stderr)
+		if r := run(t, args...); r.Code != 1 || !strings.Contains(r.Stderr, "nothing of hbmfs is mounted") {
+			t.Errorf("%q of what is no mount: exit code %d: %s", args, r.Code, r.Stderr)
 		}
 	}
-	if r := run(t, "inspect", filepath.Join(source, "absent")); r.code != 1 {
-		t.Errorf("inspect of nothing: exit code %d, want 1: %s", r.code, r.stderr)
+	if r := run(t, "inspect", filepath.Join(source, "absent")); r.Code != 1 {
+		t.Errorf("inspect of nothing: exit code %d, want 1: %s", r.Code, r.Stderr)
 	}
 }
 
@@ -95,17 +96,17 @@ func TestInterruptedStart(t *testing.T) {
 		if code := cmd.ProcessState.ExitCode(); err != nil || code != 130 || string(text) != "hbmfs: interrupted\n" {
 			t.Errorf("%s: exit code %d and %q, want 130 and that it was interrupted (%v)", flag, code, text, err)
 		}
-		wantMounted(t, point, false)
+		mounttest.WantMounted(t, point, false)
 	}
 }
 
 func TestSecondMountIsRefused(t *testing.T) {
-	m := mount(t, golden(t, "nanogpt"))
-	r := run(t, "mount", "--log-file", m.log, golden(t, "megatron"), m.point)
-	if r.code != 1 || !strings.Contains(r.stderr, "is an hbmfs mount already") {
-		t.Errorf("a second mount: exit code %d: %s", r.code, r.stderr)
+	m := mount(t, mounttest.Golden(t, "nanogpt"))
+	r := run(t, "mount", "--log-file", m.Log, mounttest.Golden(t, "megatron"), m.Point)
+	if r.Code != 1 || !strings.Contains(r.Stderr, "is an hbmfs mount already") {
+		t.Errorf("a second mount: exit code %d: %s", r.Code, r.Stderr)
 	}
-	if err := compareTrees(m.source, m.point); err != nil {
+	if err := mounttest.CompareTrees(m.Source, m.Point); err != nil {
 		t.Error(err)
 	}
 }
@@ -114,12 +115,12 @@ func TestSecondMountIsRefused(t *testing.T) {
 func TestBackgroundMount(t *testing.T) {
 	blackbox.NeedFUSE(t)
 	point, log := suite.NewDir(t), filepath.Join(suite.NewDir(t), "log")
-	source := golden(t, "nanogpt")
+	source := mounttest.Golden(t, "nanogpt")
 	r := run(t, "mount", "--log-file", log, "--log-level", "debug", "-o", "ro,nodev,nosuid,noexec,noatime,defaults,comment=x", source, point)
-	if r.code != 0 || !strings.Contains(r.stdout, source+" is mounted on "+point+": 2 files") {
-		t.Fatalf("exit code %d: %s%s", r.code, r.stdout, r.stderr)
+	if r.Code != 0 || !strings.Contains(r.Stdout, source+" is mounted on "+point+": 2 files") {
+		t.Fatalf("exit code %d: %s%s", r.Code, r.Stdout, r.Stderr)
 	}
-	if err := compareTrees(source, point); err != nil {
+	if err := mounttest.CompareTrees(source, point); err != nil {
 		t.Error(err)
 	}
 	table, err := os.ReadFile("/proc/mounts")
@@ -134,8 +135,8 @@ func TestBackgroundMount(t *testing.T) {
 
 // A user who mounts from a place can unmount that place afterwards: the daemon does not stay in it.
 func TestDaemonLeavesItsDirectory(t *testing.T) {
-	m := mount(t, golden(t, "nanogpt"))
-	if cwd, err := os.Readlink(fmt.Sprintf("/proc/%d/cwd", m.pid)); err != nil || cwd != "/" {
+	m := mount(t, mounttest.Golden(t, "nanogpt"))
+	if cwd, err := os.Readlink(fmt.Sprintf("/proc/%d/cwd", m.PID)); err != nil || cwd != "/" {
 		t.Errorf("the daemon keeps %s busy (%v)", cwd, err)
 	}
 }
@@ -154,31 +155,31 @@ func TestMountCommandOfTheSystem(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { must(t, os.Remove(helper)) }()
-	point, source, log := suite.NewDir(t), golden(t, "nanogpt"), filepath.Join(suite.NewDir(t), "log")
-	r := runCommand(t, exec.Command("mount", "-t", "fuse.hbmfs", source, point, "-o", "allow_other,nofail,x-systemd.automount,show_views,umask=022,decode,cache_dir="+suite.NewDir(t)+",log_file="+log))
-	if r.code != 0 {
-		t.Fatalf("mount -t fuse.hbmfs: exit code %d: %s%s", r.code, r.stdout, r.stderr)
+	point, source, log := suite.NewDir(t), mounttest.Golden(t, "nanogpt"), filepath.Join(suite.NewDir(t), "log")
+	r := suite.RunCommand(t, exec.Command("mount", "-t", "fuse.hbmfs", source, point, "-o", "allow_other,nofail,x-systemd.automount,show_views,umask=022,decode,cache_dir="+suite.NewDir(t)+",log_file="+log))
+	if r.Code != 0 {
+		t.Fatalf("mount -t fuse.hbmfs: exit code %d: %s%s", r.Code, r.Stdout, r.Stderr)
 	}
 	if _, err := os.ReadDir(filepath.Join(point, ".hbmfs")); err != nil {
 		t.Error(err)
 	}
-	if got := readAs(t, true, filepath.Join(point, "train.bin")); got != "ok" {
+	if got := mounttest.ReadAs(t, true, filepath.Join(point, "train.bin")); got != "ok" {
 		t.Errorf("allow_other, but nobody reads: %s", got)
 	}
-	if st := lstat(t, filepath.Join(point, "train.bin")); st.Mode&0o777 != 0o444 {
+	if st := mounttest.Lstat(t, filepath.Join(point, "train.bin")); st.Mode&0o777 != 0o444 {
 		t.Errorf("mode %o, want 444", st.Mode&0o777)
 	}
-	if r := runCommand(t, exec.Command("umount", point)); r.code != 0 {
-		t.Errorf("umount(8): exit code %d: %s", r.code, r.stderr)
+	if r := suite.RunCommand(t, exec.Command("umount", point)); r.Code != 0 {
+		t.Errorf("umount(8): exit code %d: %s", r.Code, r.Stderr)
 		must(t, suite.At(point).Close())
 	}
 	if is, err := blackbox.IsMounted(point); err != nil || is {
 		t.Errorf("mounted after umount(8): %v, %v", is, err)
 	}
 	for _, c := range []struct{ args, says string }{{"-o nonsense", "nonsense: not known"}, {"-o uid", "needs a value"}, {"-o uid=x", "-o uid=x"}, {"-o options=ro", "not known"}, {"-f", "fake"}, {"extra", "usage"}} {
-		r := runCommand(t, exec.Command(helper, append([]string{source, point}, strings.Fields(c.args)...)...))
-		if r.code == 0 || !strings.Contains(r.stderr, c.says) {
-			t.Errorf("%s %s: exit code %d: %s", helper, c.args, r.code, r.stderr)
+		r := suite.RunCommand(t, exec.Command(helper, append([]string{source, point}, strings.Fields(c.args)...)...))
+		if r.Code == 0 || !strings.Contains(r.Stderr, c.says) {
+			t.Errorf("%s %s: exit code %d: %s", helper, c.args, r.Code, r.Stderr)
 		}
 	}
 }
@@ -188,12 +189,12 @@ func TestMountHelperByItsPath(t *testing.T) {
 	blackbox.NeedFUSE(t)
 	helper := filepath.Join(suite.NewDir(t), "mount.fuse.hbmfs")
 	must(t, os.Symlink(suite.Path(), helper))
-	point, source := suite.NewDir(t), golden(t, "nanogpt")
-	r := runCommand(t, exec.Command(helper, source, point, "-s", "-n", "-o", "rw,log_file="+filepath.Join(suite.NewDir(t), "log"), "-t", "fuse.hbmfs"))
-	if r.code != 0 {
-		t.Fatalf("exit code %d: %s%s", r.code, r.stdout, r.stderr)
+	point, source := suite.NewDir(t), mounttest.Golden(t, "nanogpt")
+	r := suite.RunCommand(t, exec.Command(helper, source, point, "-s", "-n", "-o", "rw,log_file="+filepath.Join(suite.NewDir(t), "log"), "-t", "fuse.hbmfs"))
+	if r.Code != 0 {
+		t.Fatalf("exit code %d: %s%s", r.Code, r.Stdout, r.Stderr)
 	}
-	if err := compareTrees(source, point); err != nil {
+	if err := mounttest.CompareTrees(source, point); err != nil {
 		t.Error(err)
 	}
 	must(t, suite.At(point).Close())
@@ -201,36 +202,36 @@ func TestMountHelperByItsPath(t *testing.T) {
 
 // A mount point that is missing is made, and goes with the mount; one that was there stays.
 func TestMissingMountPoint(t *testing.T) {
-	source, log := golden(t, "nanogpt"), filepath.Join(suite.NewDir(t), "log")
+	source, log := mounttest.Golden(t, "nanogpt"), filepath.Join(suite.NewDir(t), "log")
 	dir := suite.NewDir(t)
 	point := filepath.Join(dir, "pile")
 	there := func() bool {
 		_, err := os.Lstat(point)
 		return err == nil
 	}
-	mountOn := func(flags ...string) result {
+	mountOn := func(flags ...string) blackbox.Result {
 		return run(t, append([]string{"mount", "--log-file", log, source, point}, flags...)...)
 	}
 	blackbox.NeedFUSE(t)
-	if r := run(t, "mount", "--log-file", log, filepath.Join(source, "absent"), point); r.code != 1 || there() {
-		t.Errorf("a mount that failed, exit code %d, left its mount point: %v", r.code, there())
+	if r := run(t, "mount", "--log-file", log, filepath.Join(source, "absent"), point); r.Code != 1 || there() {
+		t.Errorf("a mount that failed, exit code %d, left its mount point: %v", r.Code, there())
 	}
 	for range 2 {
-		if r := mountOn(); r.code != 0 || r.stderr != "" {
-			t.Fatalf("exit code %d: %s", r.code, r.stderr)
+		if r := mountOn(); r.Code != 0 || r.Stderr != "" {
+			t.Fatalf("exit code %d: %s", r.Code, r.Stderr)
 		}
 		if _, err := os.Stat(filepath.Join(point, "train.bin")); err != nil {
 			t.Error(err)
 		}
-		if r := run(t, "umount", point); r.code != 0 || there() {
-			t.Errorf("umount, exit code %d, left the mount point that was made: %v: %s", r.code, there(), r.stderr)
+		if r := run(t, "umount", point); r.Code != 0 || there() {
+			t.Errorf("umount, exit code %d, left the mount point that was made: %v: %s", r.Code, there(), r.Stderr)
 		}
 	}
 	must(t, os.Mkdir(point, 0o755))
-	if r := mountOn(); r.code != 0 {
-		t.Fatalf("exit code %d: %s", r.code, r.stderr)
+	if r := mountOn(); r.Code != 0 {
+		t.Fatalf("exit code %d: %s", r.Code, r.Stderr)
 	}
-	if r := run(t, "umount", point); r.code != 0 || !there() {
-		t.Errorf("umount, exit code %d, took away a mount point that was there: %s", r.code, r.stderr)
+	if r := run(t, "umount", point); r.Code != 0 || !there() {
+		t.Errorf("umount, exit code %d, took away a mount point that was there: %s", r.Code, r.Stderr)
 	}
 }

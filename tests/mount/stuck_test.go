@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/mount/mounttest"
 )
 
 // soon bounds what must not wait for a stuck daemon. On an idle machine all of it takes less than three seconds.
@@ -26,12 +27,12 @@ const soon = 20 * time.Second
 // mount can be taken away.
 func (m *mounted) stop(t *testing.T) {
 	t.Helper()
-	must(t, blackbox.Stop(m.pid))
+	must(t, blackbox.Stop(m.PID))
 	t.Cleanup(func() {
-		_ = syscall.Kill(m.pid, syscall.SIGCONT) // it may have ended
+		_ = syscall.Kill(m.PID, syscall.SIGCONT) // it may have ended
 		if !blackbox.Within(patience, func() bool {
-			is, err := blackbox.IsMounted(m.point)
-			return err == nil && (!is || unix.Unmount(m.point, unix.UMOUNT_NOFOLLOW) == nil)
+			is, err := blackbox.IsMounted(m.Point)
+			return err == nil && (!is || unix.Unmount(m.Point, unix.UMOUNT_NOFOLLOW) == nil)
 		}) {
 			t.Error("what waited for the daemon does not go")
 		}
@@ -65,25 +66,25 @@ func serveJammed(point string) error {
 func jam(t *testing.T, ordinary bool) *mounted {
 	t.Helper()
 	blackbox.NeedFUSE(t)
-	m := &mounted{point: suite.NewDir(t)}
-	m.Mount = suite.At(m.point)
-	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", m.point)
-	cmd.Env = append(os.Environ(), childVerb+"=jam")
+	m := &mounted{&blackbox.Mounted{Point: suite.NewDir(t)}}
+	m.Mount = suite.At(m.Point)
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", m.Point)
+	cmd.Env = append(os.Environ(), mounttest.ChildVerb+"=jam")
 	cmd.Dir = "/"
 	if ordinary {
-		must(t, os.Chown(m.point, nobody, nobody))
-		cmd.SysProcAttr = asNobody()
+		must(t, os.Chown(m.Point, nobody, nobody))
+		cmd.SysProcAttr = blackbox.AsNobody()
 	}
 	said, err := cmd.StdoutPipe()
 	must(t, err)
 	must(t, cmd.Start())
-	m.pid = cmd.Process.Pid
+	m.PID = cmd.Process.Pid
 	ended := make(chan struct{})
 	t.Cleanup(func() {
-		_ = syscall.Kill(m.pid, syscall.SIGKILL) // it may have ended
+		_ = syscall.Kill(m.PID, syscall.SIGKILL) // it may have ended
 		<-ended
-		if is, err := blackbox.IsMounted(m.point); err != nil || is {
-			must(t, blackbox.Detach(m.point))
+		if is, err := blackbox.IsMounted(m.Point); err != nil || is {
+			must(t, blackbox.Detach(m.Point))
 		}
 	})
 	if line := make([]byte, 64); !bytes.HasPrefix(line[:first(said.Read(line))], []byte("mounted")) {
@@ -146,7 +147,7 @@ func timed(t *testing.T, ordinary bool, args ...string) (code int, stderr string
 	cmd := suite.Command(t.Context(), args...)
 	cmd.Dir = "/"
 	if ordinary {
-		cmd.SysProcAttr = asNobody()
+		cmd.SysProcAttr = blackbox.AsNobody()
 	}
 	b := begin(t, cmd)
 	if !b.end(t) {
@@ -159,7 +160,7 @@ func timed(t *testing.T, ordinary bool, args ...string) (code int, stderr string
 // stays, by its pid.
 func TestUmountOfAStuckDaemon(t *testing.T) {
 	blackbox.NeedRoot(t)
-	makeFUSEPublic(t)
+	mounttest.MakeFUSEPublic(t)
 	users := map[string]bool{"root": false, "nobody": true}
 	if _, err := exec.LookPath("fusermount3"); err != nil {
 		delete(users, "nobody")
@@ -174,7 +175,7 @@ func TestUmountOfAStuckDaemon(t *testing.T) {
 				t.Parallel()
 				m := stopped(t, ordinary)
 				said := umountStuck(t, m, ordinary, c.flag, c.code, c.ends)
-				if resume := fmt.Sprintf("kill -CONT %d", m.pid); !c.ends && !strings.Contains(said, resume) {
+				if resume := fmt.Sprintf("kill -CONT %d", m.PID); !c.ends && !strings.Contains(said, resume) {
 					t.Errorf("%q does not say %q", said, resume)
 				}
 			})
@@ -191,9 +192,9 @@ func stopped(t *testing.T, ordinary bool) *mounted {
 	t.Helper()
 	var m *mounted
 	if ordinary {
-		m = mountAsNobody(t, golden(t, "nanogpt"))
+		m = &mounted{suite.MountAsNobody(t, mounttest.Golden(t, "nanogpt"))}
 	} else {
-		m = mount(t, golden(t, "nanogpt"))
+		m = mount(t, mounttest.Golden(t, "nanogpt"))
 	}
 	m.stop(t)
 	return m
@@ -202,12 +203,12 @@ func stopped(t *testing.T, ordinary bool) *mounted {
 // umountStuck takes a mount away whose daemon is stuck. Where the daemon does not end, one line must have its pid.
 func umountStuck(t *testing.T, m *mounted, ordinary bool, flag string, wantCode int, ends bool) (said string) {
 	t.Helper()
-	code, said := timed(t, ordinary, append(append([]string{"umount"}, strings.Fields(flag)...), m.point)...)
-	if pid := fmt.Sprintf("pid %d", m.pid); code != wantCode || (!ends && !strings.Contains(said, pid)) || strings.Count(said, "\n") > 1 {
+	code, said := timed(t, ordinary, append(append([]string{"umount"}, strings.Fields(flag)...), m.Point)...)
+	if pid := fmt.Sprintf("pid %d", m.PID); code != wantCode || (!ends && !strings.Contains(said, pid)) || strings.Count(said, "\n") > 1 {
 		t.Errorf("exit code %d, want %d and one line with %s: %q", code, wantCode, pid, said)
 	}
-	wantMounted(t, m.point, false)
-	if ends && !blackbox.Within(patience, func() bool { return blackbox.Ended(m.pid) }) {
+	mounttest.WantMounted(t, m.Point, false)
+	if ends && !blackbox.Within(patience, func() bool { return blackbox.Ended(m.PID) }) {
 		t.Error("the daemon has not ended")
 	}
 	return said
@@ -217,12 +218,12 @@ func umountStuck(t *testing.T, m *mounted, ordinary bool, flag string, wantCode 
 func TestInterruptedUmount(t *testing.T) {
 	blackbox.NeedRoot(t)
 	m := jam(t, false)
-	b := begin(t, suite.Command(t.Context(), "umount", m.point))
-	if !blackbox.Within(patience, func() bool { is, err := blackbox.IsMounted(m.point); return err == nil && !is }) {
+	b := begin(t, suite.Command(t.Context(), "umount", m.Point))
+	if !blackbox.Within(patience, func() bool { is, err := blackbox.IsMounted(m.Point); return err == nil && !is }) {
 		t.Error("still mounted")
 	}
 	must(t, b.Process.Signal(os.Interrupt))
-	if b.end(t) && (b.ProcessState.ExitCode() != 130 || !strings.Contains(b.said(t), fmt.Sprintf("pid %d", m.pid))) {
+	if b.end(t) && (b.ProcessState.ExitCode() != 130 || !strings.Contains(b.said(t), fmt.Sprintf("pid %d", m.PID))) {
 		t.Errorf("exit code %d, want 130 and the daemon's pid: %q", b.ProcessState.ExitCode(), b.said(t))
 	}
 }
@@ -231,20 +232,20 @@ func TestInterruptedUmount(t *testing.T) {
 func TestUmountOfAStuckDaemonInUse(t *testing.T) {
 	blackbox.NeedRoot(t)
 	m := jam(t, false)
-	reader := begin(t, exec.CommandContext(t.Context(), "stat", "-f", m.point)) // it waits where no signal reaches
+	reader := begin(t, exec.CommandContext(t.Context(), "stat", "-f", m.Point)) // it waits where no signal reaches
 	defer func() { _ = reader.Process.Kill() }()
 	if !blackbox.Within(patience, func() bool { return waitsForFUSE(reader.Process.Pid) }) {
 		t.Error("the reader does not wait for the daemon")
 	}
-	code, said := timed(t, false, "umount", m.point)
+	code, said := timed(t, false, "umount", m.Point)
 	if code != 4 || !strings.Contains(said, "does not answer") || !strings.Contains(said, "--force") {
 		t.Errorf("umount: exit code %d, want 4, that the daemon does not answer, and what to do: %q", code, said)
 	}
-	wantMounted(t, m.point, true)
-	if code, said := timed(t, false, "umount", "--force", m.point); code != 0 {
+	mounttest.WantMounted(t, m.Point, true)
+	if code, said := timed(t, false, "umount", "--force", m.Point); code != 0 {
 		t.Errorf("umount --force: exit code %d: %q", code, said)
 	}
-	wantMounted(t, m.point, false)
+	mounttest.WantMounted(t, m.Point, false)
 	if reader.end(t) && reader.ProcessState.Success() {
 		t.Error("the reader got an answer")
 	}
@@ -255,19 +256,19 @@ func TestForceLeavesPassthrough(t *testing.T) {
 	blackbox.NeedRoot(t)
 	source := suite.NewDir(t)
 	content := bytes.Repeat([]byte("0123456789abcdef"), 1<<16) // 1 MiB
-	writeFiles(t, source, map[string]string{"shard.bin": string(content)})
+	mounttest.WriteFiles(t, source, map[string]string{"shard.bin": string(content)})
 	m := mount(t, source)
-	if p := status(t, m).Passthrough; !p.On {
+	if p := m.Status(t).Passthrough; !p.On {
 		t.Skipf("needs passthrough: %s", p.Why)
 	}
 	f, err := os.Open(m.Path("shard.bin"))
 	must(t, err)
 	defer func() { must(t, f.Close()) }()
 	m.stop(t)
-	if code, said := timed(t, false, "umount", "--force", m.point); code != 0 {
+	if code, said := timed(t, false, "umount", "--force", m.Point); code != 0 {
 		t.Errorf("exit code %d: %q", code, said)
 	}
-	wantMounted(t, m.point, false)
+	mounttest.WantMounted(t, m.Point, false)
 	got := make([]byte, len(content))
 	if _, err := f.ReadAt(got, 0); err != nil || !bytes.Equal(got, content) {
 		t.Errorf("the open file no longer reads: %v", err)
@@ -280,15 +281,15 @@ func TestUmountWaitsForTheDaemon(t *testing.T) {
 	for range 10 {
 		source := suite.NewDir(t)
 		must(t, unix.Mount("tmpfs", source, "tmpfs", 0, ""))
-		writeFiles(t, source, map[string]string{"shard.bin": strings.Repeat("tokens ", 100_000)})
+		mounttest.WriteFiles(t, source, map[string]string{"shard.bin": strings.Repeat("tokens ", 100_000)})
 		m := mount(t, source)
 		if _, err := os.ReadFile(m.Path("shard.bin")); err != nil {
 			t.Error(err)
 		}
-		if r := run(t, "umount", m.point); r.code != 0 {
-			t.Errorf("umount: exit code %d: %s", r.code, r.stderr)
+		if r := run(t, "umount", m.Point); r.Code != 0 {
+			t.Errorf("umount: exit code %d: %s", r.Code, r.Stderr)
 		}
-		if !blackbox.Ended(m.pid) {
+		if !blackbox.Ended(m.PID) {
 			t.Error("umount returns before the daemon has ended")
 		}
 		if err := unix.Unmount(source, 0); err != nil {
@@ -305,11 +306,11 @@ func TestMountOnAStuckMount(t *testing.T) {
 		for _, flag := range []string{"--show-views", "-f"} { // the first is for any flag but the second
 			t.Run(what+" "+flag, func(t *testing.T) {
 				t.Parallel() // it waits
-				code, said := timed(t, false, "mount", flag, golden(t, "megatron"), m.point)
-				if code != 1 || !strings.Contains(said, "does not answer") || !strings.Contains(said, "umount --force "+m.point) {
+				code, said := timed(t, false, "mount", flag, mounttest.Golden(t, "megatron"), m.Point)
+				if code != 1 || !strings.Contains(said, "does not answer") || !strings.Contains(said, "umount --force "+m.Point) {
 					t.Errorf("exit code %d, want 1 and what to do: %q", code, said)
 				}
-				wantMounted(t, m.point, true)
+				mounttest.WantMounted(t, m.Point, true)
 			})
 		}
 	}
@@ -333,9 +334,9 @@ func commandsOn(t *testing.T, m *mounted) {
 	must(t, os.Symlink(file, link))
 	var all []*begun
 	for _, args := range [][]string{
-		{"inspect", m.point}, {"extents", file}, {"extents", link}, {"read", "--to", "host", file}, {"bench", "--to", "host", file}, {"warm", m.point},
-		{"pack", "--to", "npy", m.point, filepath.Join(suite.NewDir(t), "new")}, {"mount", m.point, point}, {"mount", "-f", m.point, point},
-		{"cache", "ls", m.point},
+		{"inspect", m.Point}, {"extents", file}, {"extents", link}, {"read", "--to", "host", file}, {"bench", "--to", "host", file}, {"warm", m.Point},
+		{"pack", "--to", "npy", m.Point, filepath.Join(suite.NewDir(t), "new")}, {"mount", m.Point, point}, {"mount", "-f", m.Point, point},
+		{"cache", "ls", m.Point},
 	} {
 		b := begin(t, suite.Command(t.Context(), args...))
 		defer func() { _ = b.Process.Kill() }() // where the test ends early

@@ -2,6 +2,7 @@ package mount_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,6 +14,7 @@ import (
 
 	told "github.com/hbmfs/hbmfs/internal/status"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/mount/mounttest"
 )
 
 // topMount is the part of a mount in the output of top that these tests read.
@@ -23,7 +25,7 @@ type topMount struct {
 	Rates      *struct {
 		Seconds float64 `json:"seconds"`
 	} `json:"rates"`
-	Status *mountStatus `json:"status"`
+	Status *told.Status `json:"status"`
 }
 
 // top runs hbmfs top and finds mounts of the test in it; the machine may have others.
@@ -33,13 +35,13 @@ func top(t *testing.T, points ...string) (found []topMount) {
 	var out struct {
 		Mounts []topMount `json:"mounts"`
 	}
-	if err := json.Unmarshal([]byte(r.stdout), &out); err != nil || r.code != 0 {
-		t.Fatalf("top --once --json: exit code %d, %v: %s%s", r.code, err, r.stdout, r.stderr)
+	if err := json.Unmarshal([]byte(r.Stdout), &out); err != nil || r.Code != 0 {
+		t.Fatalf("top --once --json: exit code %d, %v: %s%s", r.Code, err, r.Stdout, r.Stderr)
 	}
 	for _, point := range points {
 		i := slices.IndexFunc(out.Mounts, func(m topMount) bool { return m.MountPoint == point })
 		if i < 0 {
-			t.Fatalf("top does not know the mount at %s:\n%s", point, r.stdout)
+			t.Fatalf("top does not know the mount at %s:\n%s", point, r.Stdout)
 		}
 		found = append(found, out.Mounts[i])
 	}
@@ -48,44 +50,44 @@ func top(t *testing.T, points ...string) (found []topMount) {
 
 // A daemon that is stopped, or gone, is shown as such, and the mount beside it as it is.
 func TestTopOfAStoppedDaemon(t *testing.T) {
-	well, stopped := mount(t, golden(t, "nanogpt")), mount(t, golden(t, "megatron-merge"), "--no-keeper")
-	must(t, blackbox.Stop(stopped.pid))
-	resume := func() error { return syscall.Kill(stopped.pid, syscall.SIGCONT) }
+	well, stopped := mount(t, mounttest.Golden(t, "nanogpt")), mount(t, mounttest.Golden(t, "megatron-merge"), "--no-keeper")
+	must(t, blackbox.Stop(stopped.PID))
+	resume := func() error { return syscall.Kill(stopped.PID, syscall.SIGCONT) }
 	t.Cleanup(func() { _ = resume() }) // before the mounts are taken away; the test does it, too
 	waitFor := func(what string, is func(found []topMount) bool) {
 		t.Helper()
 		var found []topMount
-		if !blackbox.Within(4*patience, func() bool { found = top(t, well.point, stopped.point); return is(found) }) {
+		if !blackbox.Within(4*patience, func() bool { found = top(t, well.Point, stopped.Point); return is(found) }) {
 			t.Errorf("%s: top says %+v", what, found)
 		}
 	}
 	waitFor("one daemon is stopped", func(found []topMount) bool {
-		return found[0].State == "ok" && found[0].Rates != nil && found[0].Rates.Seconds > 0 && found[0].Status.PID == well.pid &&
+		return found[0].State == "ok" && found[0].Rates != nil && found[0].Rates.Seconds > 0 && found[0].Status.PID == well.PID &&
 			found[1].State == "not answering" && found[1].Error != "" && found[1].Status == nil
 	})
 	must(t, resume())
 	waitFor("it goes on", func(found []topMount) bool {
-		return found[0].State == "ok" && found[1].State == "ok" && found[1].Status.PID == stopped.pid
+		return found[0].State == "ok" && found[1].State == "ok" && found[1].Status.PID == stopped.PID
 	})
 	stopped.kill(t)
 	waitFor("it is killed", func(found []topMount) bool { return found[0].State == "ok" && found[1].State == "dead" })
 
 	r := run(t, "top", "--once", "--interval", "100ms", "--timeout", "10s")
-	if r.code != 0 || !strings.Contains(r.stdout, "READERS/S") || !strings.Contains(r.stdout, "its daemon is gone") {
-		t.Errorf("top --once: exit code %d:\n%s%s", r.code, r.stdout, r.stderr)
+	if r.Code != 0 || !strings.Contains(r.Stdout, "READERS/S") || !strings.Contains(r.Stdout, "its daemon is gone") {
+		t.Errorf("top --once: exit code %d:\n%s%s", r.Code, r.Stdout, r.Stderr)
 	}
 	r = run(t, "top", "--once", "--metrics", "--timeout", "10s")
-	for _, line := range []string{`hbmfs_up{mount="` + well.point + `"} 1`, `hbmfs_up{mount="` + stopped.point + `"} 0`, `hbmfs_objects{mount="` + well.point + `"} `} {
-		if r.code != 0 || !strings.Contains(r.stdout, line) {
-			t.Errorf("top --once --metrics, exit code %d, has no %q:\n%s%s", r.code, line, r.stdout, r.stderr)
+	for _, line := range []string{`hbmfs_up{mount="` + well.Point + `"} 1`, `hbmfs_up{mount="` + stopped.Point + `"} 0`, `hbmfs_objects{mount="` + well.Point + `"} `} {
+		if r.Code != 0 || !strings.Contains(r.Stdout, line) {
+			t.Errorf("top --once --metrics, exit code %d, has no %q:\n%s%s", r.Code, line, r.Stdout, r.Stderr)
 		}
 	}
-	checkMetrics(t, r.stdout)
+	checkMetrics(t, r.Stdout)
 }
 
 // Files are counted as open until the kernel says that they are closed, which it does some time after close(2).
 func TestOpenFilesAreCounted(t *testing.T) {
-	source, _ := shardedTokens(t, 2, 1000)
+	source, _ := mounttest.ShardedTokens(t, suite, 2, 1000)
 	m := mount(t, source)
 	var open []*os.File
 	for _, name := range []string{"shard_000000.bin", "shard_000001.bin", filepath.Join(".hbmfs", "views", "tokens.bin")} {
@@ -142,7 +144,7 @@ func metricNames(text string) []string {
 // Every metric that the dashboard and the alerts ask for is one that a mount, or top, has.
 func TestDashboardAsksForMetricsThatAreThere(t *testing.T) {
 	blackbox.NeedFUSE(t)
-	m := onCache(t, newWeb(t).URL, suite.NewDir(t))
+	m := mount(t, mounttest.NewWeb(t).URL, "--cache-dir", suite.NewDir(t), "--cache-segment", fmt.Sprint(mounttest.Mebibyte), "--cache-min-free", "1")
 	if _, err := os.ReadFile(m.Path("first.dat")); err != nil {
 		t.Fatal(err)
 	}
@@ -272,29 +274,29 @@ func TestAlerts(t *testing.T) {
 
 // Status says what a mount shows, of any path in it, and ends with 3 where its daemon is gone.
 func TestStatus(t *testing.T) {
-	m := mount(t, golden(t, "nanogpt"), "--no-keeper")
-	for _, path := range []string{m.point, m.Path("train.bin"), m.Path(".hbmfs")} {
+	m := mount(t, mounttest.Golden(t, "nanogpt"), "--no-keeper")
+	for _, path := range []string{m.Point, m.Path("train.bin"), m.Path(".hbmfs")} {
 		r := run(t, "status", path)
-		for _, want := range []string{m.point + ": ok", "2 files", "tokens u16", "passthrough", m.source} {
-			if r.code != 0 || !strings.Contains(r.stdout, want) {
-				t.Errorf("status %s: exit code %d, no %q in\n%s%s", path, r.code, want, r.stdout, r.stderr)
+		for _, want := range []string{m.Point + ": ok", "2 files", "tokens u16", "passthrough", m.Source} {
+			if r.Code != 0 || !strings.Contains(r.Stdout, want) {
+				t.Errorf("status %s: exit code %d, no %q in\n%s%s", path, r.Code, want, r.Stdout, r.Stderr)
 			}
 		}
 	}
-	if r := run(t, "status", filepath.Dir(m.source)); r.code != 1 || !strings.Contains(r.stderr, "lies in no mount of hbmfs") {
-		t.Errorf("status of no mount: exit code %d: %s", r.code, r.stderr)
+	if r := run(t, "status", filepath.Dir(m.Source)); r.Code != 1 || !strings.Contains(r.Stderr, "lies in no mount of hbmfs") {
+		t.Errorf("status of no mount: exit code %d: %s", r.Code, r.Stderr)
 	}
-	if r := run(t, "__complete", "umount", ""); !strings.Contains(r.stdout, m.point+"\n") {
-		t.Errorf("umount completes to %q, without %s", r.stdout, m.point)
+	if r := run(t, "__complete", "umount", ""); !strings.Contains(r.Stdout, m.Point+"\n") {
+		t.Errorf("umount completes to %q, without %s", r.Stdout, m.Point)
 	}
 	m.kill(t)
-	if r := run(t, "status", m.point); r.code != 3 || !strings.Contains(r.stdout, m.point+": dead") {
-		t.Errorf("status of a mount whose daemon is gone: exit code %d: %s%s", r.code, r.stdout, r.stderr)
+	if r := run(t, "status", m.Point); r.Code != 3 || !strings.Contains(r.Stdout, m.Point+": dead") {
+		t.Errorf("status of a mount whose daemon is gone: exit code %d: %s%s", r.Code, r.Stdout, r.Stderr)
 	}
 	var out struct {
 		Mounts []topMount `json:"mounts"`
 	}
-	if r := run(t, "status", "--json", m.point); r.code != 3 || json.Unmarshal([]byte(r.stdout), &out) != nil || len(out.Mounts) != 1 || out.Mounts[0].State != "dead" {
-		t.Errorf("status --json: exit code %d: %s%s", r.code, r.stdout, r.stderr)
+	if r := run(t, "status", "--json", m.Point); r.Code != 3 || json.Unmarshal([]byte(r.Stdout), &out) != nil || len(out.Mounts) != 1 || out.Mounts[0].State != "dead" {
+		t.Errorf("status --json: exit code %d: %s%s", r.Code, r.Stdout, r.Stderr)
 	}
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/mount/mounttest"
 )
 
 // An ordinary user mounts through fusermount3. Reads go through the daemon, and the log says so once.
@@ -23,18 +24,18 @@ func TestOrdinaryUser(t *testing.T) {
 	if _, err := exec.LookPath("fusermount3"); err != nil {
 		t.Skip("needs fusermount3")
 	}
-	makeFUSEPublic(t)
+	mounttest.MakeFUSEPublic(t)
 	source := filepath.Join(suite.NewDir(t), "a, b")
 	for _, name := range []string{"megatron-merge", "nanogpt", "tar", "safetensors"} {
-		must(t, os.CopyFS(filepath.Join(source, name), os.DirFS(golden(t, name))))
+		must(t, os.CopyFS(filepath.Join(source, name), os.DirFS(mounttest.Golden(t, name))))
 	}
-	writeFiles(t, source, map[string]string{"unreadable": "no"})
+	mounttest.WriteFiles(t, source, map[string]string{"unreadable": "no"})
 	must(t, os.Chmod(filepath.Join(source, "unreadable"), 0))
-	m := mountAsNobody(t, source)
-	if said, ok := child(t, true, "compare", filepath.Join(source, "megatron-merge"), m.Path("megatron-merge")); !ok {
+	m := &mounted{suite.MountAsNobody(t, source)}
+	if said, ok := mounttest.Child(t, true, "compare", filepath.Join(source, "megatron-merge"), m.Path("megatron-merge")); !ok {
 		t.Error(said)
 	}
-	if said, ok := child(t, true, "compare", filepath.Join(source, "tar"), m.Path("tar")); !ok {
+	if said, ok := mounttest.Child(t, true, "compare", filepath.Join(source, "tar"), m.Path("tar")); !ok {
 		t.Error(said)
 	}
 	for name, want := range map[string]string{
@@ -43,22 +44,22 @@ func TestOrdinaryUser(t *testing.T) {
 		".hbmfs/views/megatron-merge/megatron.idx":  "ok",
 		".hbmfs/views/megatron-merge/documents.npy": "ok",
 	} {
-		if got := readAs(t, true, m.Path(name)); got != want {
+		if got := mounttest.ReadAs(t, true, m.Path(name)); got != want {
 			t.Errorf("nobody reads %s of its own mount: %s, want %s", name, got, want)
 		}
 	}
 	// The kernel keeps even root out of a user's mount.
-	if got := readAs(t, false, m.Path("nanogpt", "train.bin")); got != "EACCES" {
+	if got := mounttest.ReadAs(t, false, m.Path("nanogpt", "train.bin")); got != "EACCES" {
 		t.Errorf("root reads nobody's mount: %s, want EACCES", got)
 	}
-	if n := strings.Count(m.logText(t), "passthrough"); n != 2 { // the sentence and its reason, on one line
-		t.Errorf("the log speaks of passthrough %d times, want one line:\n%s", n, m.logText(t))
+	if n := strings.Count(m.LogText(t), "passthrough"); n != 2 { // the sentence and its reason, on one line
+		t.Errorf("the log speaks of passthrough %d times, want one line:\n%s", n, m.LogText(t))
 	}
-	r := runAsNobody(t, "umount", m.point)
-	if r.code != 0 {
-		t.Errorf("nobody unmounts: exit code %d: %s", r.code, r.stderr)
+	r := suite.RunAsNobody(t, "umount", m.Point)
+	if r.Code != 0 {
+		t.Errorf("nobody unmounts: exit code %d: %s", r.Code, r.Stderr)
 	}
-	if mounted, err := blackbox.IsMounted(m.point); err != nil || mounted {
+	if mounted, err := blackbox.IsMounted(m.Point); err != nil || mounted {
 		t.Errorf("still mounted: %v, %v", mounted, err)
 	}
 }
@@ -66,10 +67,10 @@ func TestOrdinaryUser(t *testing.T) {
 // A reader of the same user passes by FUSE. The socket is bound by a helper, whose namespace must not keep the mount.
 func TestOrdinaryUserPassesByFUSE(t *testing.T) {
 	blackbox.NeedRoot(t)
-	makeFUSEPublic(t)
+	mounttest.MakeFUSEPublic(t)
 	source := suite.NewDir(t)
-	writeFiles(t, source, map[string]string{"shard.bin": strings.Repeat("tokens ", 1000)})
-	m := mountAsNobody(t, source)
+	mounttest.WriteFiles(t, source, map[string]string{"shard.bin": strings.Repeat("tokens ", 1000)})
+	m := &mounted{suite.MountAsNobody(t, source)}
 	var s struct {
 		Control struct {
 			On  bool   `json:"on"`
@@ -77,7 +78,7 @@ func TestOrdinaryUserPassesByFUSE(t *testing.T) {
 		} `json:"control"`
 	}
 	show := exec.Command("cat", m.Path(".hbmfs", "status"))
-	show.SysProcAttr = asNobody()
+	show.SysProcAttr = blackbox.AsNobody()
 	show.Dir = "/"
 	said, err := show.Output()
 	must(t, errors.Join(err, json.Unmarshal(said, &s)))
@@ -87,11 +88,11 @@ func TestOrdinaryUserPassesByFUSE(t *testing.T) {
 		}
 		t.Skipf("needs user namespaces for ordinary users: %s", s.Control.Why)
 	}
-	if said, ok := child(t, true, "bypass", m.Path(), "shard.bin"); !ok {
+	if said, ok := mounttest.Child(t, true, "bypass", m.Path(), "shard.bin"); !ok {
 		t.Error(said)
 	}
-	if r := runAsNobody(t, "umount", m.point); r.code != 0 {
-		t.Errorf("the socket keeps the mount: exit code %d: %s", r.code, r.stderr)
+	if r := suite.RunAsNobody(t, "umount", m.Point); r.Code != 0 {
+		t.Errorf("the socket keeps the mount: exit code %d: %s", r.Code, r.Stderr)
 	}
 }
 
@@ -148,55 +149,21 @@ func bypass(mount, name string) error {
 
 func TestOrdinaryUserBusyUnmount(t *testing.T) {
 	blackbox.NeedRoot(t)
-	makeFUSEPublic(t)
+	mounttest.MakeFUSEPublic(t)
 	source := suite.NewDir(t)
-	writeFiles(t, source, map[string]string{"file": "1"})
-	m := mountAsNobody(t, source)
+	mounttest.WriteFiles(t, source, map[string]string{"file": "1"})
+	m := &mounted{suite.MountAsNobody(t, source)}
 	holder := exec.Command("sleep", "100")
-	holder.Dir = m.point
-	holder.SysProcAttr = asNobody()
+	holder.Dir = m.Point
+	holder.SysProcAttr = blackbox.AsNobody()
 	must(t, holder.Start())
 	defer func() { _ = holder.Process.Kill() }() // where the test ends early
-	if r := runAsNobody(t, "umount", m.point); r.code != 4 || !strings.Contains(r.stderr, "sleep") {
-		t.Errorf("unmounting a busy mount: exit code %d, want 4: %s", r.code, r.stderr)
+	if r := suite.RunAsNobody(t, "umount", m.Point); r.Code != 4 || !strings.Contains(r.Stderr, "sleep") {
+		t.Errorf("unmounting a busy mount: exit code %d, want 4: %s", r.Code, r.Stderr)
 	}
 	must(t, holder.Process.Kill())
 	_ = holder.Wait() // killed, which is its error
-	if r := runAsNobody(t, "umount", m.point); r.code != 0 {
-		t.Errorf("unmounting: exit code %d: %s", r.code, r.stderr)
+	if r := suite.RunAsNobody(t, "umount", m.Point); r.Code != 0 {
+		t.Errorf("unmounting: exit code %d: %s", r.Code, r.Stderr)
 	}
-}
-
-// mountAsNobody is mount for the ordinary user.
-func mountAsNobody(t *testing.T, source string) *mounted {
-	t.Helper()
-	point, logs := suite.NewDir(t), suite.NewDir(t)
-	must(t, errors.Join(os.Chown(point, nobody, nobody), os.Chown(logs, nobody, nobody)))
-	m := &mounted{Mount: suite.At(point), source: source, point: point, log: filepath.Join(logs, "log")}
-	if r := runAsNobody(t, "mount", "--log-file", m.log, source, point); r.code != 0 {
-		t.Fatalf("nobody mounts: exit code %d: %s", r.code, r.stderr)
-	}
-	var err error
-	if m.pid, err = m.DaemonPID(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { m.end(t) })
-	return m
-}
-
-func runAsNobody(t *testing.T, args ...string) result {
-	t.Helper()
-	cmd := suite.Command(t.Context(), args...)
-	cmd.SysProcAttr = asNobody()
-	cmd.Dir = "/"
-	return runCommand(t, cmd)
-}
-
-// makeFUSEPublic gives ordinary users the device, as every distribution does and some containers do not, until the
-// test ends.
-func makeFUSEPublic(t *testing.T) {
-	t.Helper()
-	private, err := blackbox.PublicFUSE()
-	must(t, err)
-	t.Cleanup(func() { must(t, private()) })
 }

@@ -125,7 +125,7 @@ func TestCachesThatFail(t *testing.T) {
 		"gives half":  {fault: short, wrong: true},
 		"other range": {fault: otherRange, wrong: true},
 		"other version": {wrong: true, answer: func(w http.ResponseWriter, r *http.Request) bool {
-			from, to, _ := parseRange(r.Header.Get("Range"))
+			from, to, _ := blackbox.ParseRange(r.Header.Get("Range"))
 			w.Header().Set("ETag", `"other"`)
 			w.Header().Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", from, to, to+1))
 			w.WriteHeader(http.StatusPartialContent)

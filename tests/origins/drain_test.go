@@ -298,3 +298,48 @@ func (u *uploads) answer(w http.ResponseWriter, r *http.Request) bool {
 	u.sent[r.URL.Path+" "+part]++
 	return false
 }
+
+// TestDrainedAndDamaged deletes an object at a destination, and cuts one: the checkpoints are listed as damaged, mounts leave them out and say
+// so, and the next drain mends them.
+func TestDrainedAndDamaged(t *testing.T) {
+	needS3(t)
+	blackbox.NeedFUSE(t)
+	p, bucket, dir := newProxy(t, s3.socket), s3.bucket(t), suite.NewDir(t)
+	to := s3Source(p, bucket+"/run")
+	files := map[string][]byte{"shards/part": bytes.Repeat([]byte("part"), 3<<20), "config.json": []byte("{}")}
+	want := map[string]map[string][]byte{"step-1": files, "step-2": files, "step-3": files}
+	for name := range want {
+		publish(t, dir, name, files)
+	}
+	drain := func() string {
+		out, err := suite.Output(t.Context(), "checkpoint", "drain", dir, to)
+		must(t, err)
+		return string(out)
+	}
+	drain()
+	must(t, s3.client.RemoveObject(t.Context(), bucket, "run/step-1/shards/part", minio.RemoveObjectOptions{}))
+	s3.put(t, bucket, "run/step-2/config.json", []byte("{"))
+	out, err := suite.Output(t.Context(), "checkpoint", "ls", "--json", to)
+	must(t, err)
+	var listed struct{ Checkpoints []checkpoint.Entry }
+	must(t, json.Unmarshal(out, &listed))
+	c := listed.Checkpoints
+	if len(c) != 3 || c[0].State != checkpoint.Damaged || c[1].State != checkpoint.Damaged || c[2].State != checkpoint.Complete {
+		t.Fatalf("hbmfs checkpoint ls says %s", out)
+	}
+	if !strings.Contains(c[0].Why, "shards/part") || !strings.Contains(c[1].Why, "config.json") {
+		t.Errorf("it does not say what is damaged: %s", out)
+	}
+	m := mount(t, to, "")
+	showsCheckpoints(t, m, map[string]map[string][]byte{"step-3": files})
+	if text, err := os.ReadFile(m.log); err != nil || strings.Count(string(text), "left out") != 2 {
+		t.Errorf("the log does not say what is left out: %v\n%s", err, text)
+	}
+	m.end(t)
+	if said := drain(); !strings.Contains(said, "2 checkpoints were damaged at the destination") {
+		t.Errorf("the drain says %s", said)
+	}
+	m = mount(t, to, "")
+	showsCheckpoints(t, m, want)
+	m.end(t)
+}

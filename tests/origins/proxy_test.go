@@ -14,6 +14,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
 // fault is what goes wrong with an answer.
@@ -100,7 +102,7 @@ func (p *proxy) serve(w http.ResponseWriter, r *http.Request, forward http.Handl
 func (p *proxy) look(r *http.Request) (f fault, answer func(http.ResponseWriter, *http.Request) bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if from, to, ok := parseRange(r.Header.Get("Range")); ok && r.Method == http.MethodGet {
+	if from, to, ok := blackbox.ParseRange(r.Header.Get("Range")); ok && r.Method == http.MethodGet {
 		a := asked{r.URL.Path, from, to}
 		p.ranges = append(p.ranges, a)
 		if p.fault != nil {
@@ -108,13 +110,6 @@ func (p *proxy) look(r *http.Request) (f fault, answer func(http.ResponseWriter,
 		}
 	}
 	return f, p.answer
-}
-
-func parseRange(header string) (from, to int64, ok bool) {
-	first, last, ok := strings.Cut(strings.TrimPrefix(header, "bytes="), "-")
-	from, err1 := strconv.ParseInt(first, 10, 64)
-	to, err2 := strconv.ParseInt(last, 10, 64)
-	return from, to, ok && err1 == nil && err2 == nil
 }
 
 // setFault says what happens to requests for ranges from now on; setAnswer takes any request away from the server.
@@ -164,7 +159,7 @@ func spoil(res *http.Response) error {
 		res.ContentLength = half
 		res.Header.Set("Content-Length", strconv.FormatInt(half, 10))
 	case otherRange:
-		from, to, ok := parseRange(strings.Replace(strings.Split(res.Header.Get("Content-Range"), "/")[0], "bytes ", "", 1))
+		from, to, ok := blackbox.ParseRange(strings.Replace(strings.Split(res.Header.Get("Content-Range"), "/")[0], "bytes ", "", 1))
 		if ok {
 			_, size, _ := strings.Cut(res.Header.Get("Content-Range"), "/")
 			res.Header.Set("Content-Range", fmt.Sprintf("bytes %d-%d/%s", from+1, to+1, size))

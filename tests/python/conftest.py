@@ -9,6 +9,7 @@ import gc
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import hbmfs
@@ -57,6 +58,15 @@ def imported():
     """Lets collections of garbage pass over what torch and Megatron made when they were imported: they are many here."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    """Random data is the same each time: what no test seeds follows from HBMFS_SEED."""
+    seed = int(os.environ.get("HBMFS_SEED") or 1)
+    np.random.seed(seed % (1 << 32))
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(seed)
 
 
 @pytest.fixture(autouse=True)

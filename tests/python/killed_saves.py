@@ -34,7 +34,7 @@ CALLS = {
 }
 """How often a thread makes each at most, as far as is tried. Threads are counted one by one."""
 SYNCED = ("", "/.step_1.hbmfs.tmp", "/.step_1.hbmfs.tmp/__0_0.distcp", "/.step_1.hbmfs.tmp/.metadata", "/.step_1.hbmfs.tmp/.hbmfs-manifest.json")
-PATIENCE = 20
+PATIENCE = 120
 
 
 def state(seed):

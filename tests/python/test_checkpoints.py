@@ -1,7 +1,6 @@
 """Checkpoints: what is saved, found, kept and removed, alone and with ranks of gloo, and what is left by those that are killed."""
 
 import os
-import signal
 import subprocess
 import threading
 import warnings
@@ -14,6 +13,7 @@ from hbmfs import _publishing
 from hbmfs.checkpoints import Checkpoints
 from test_dcp_group import local, same
 from test_fork import in_fork
+from waiting import PATIENCE, interrupt_when, main_is_in, when
 
 pytestmark = [pytest.mark.filterwarnings("ignore:torch.distributed is disabled"), pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")]
 
@@ -240,22 +240,22 @@ def test_no_more_threads(folder, monkeypatch):
         assert ck.steps() == [1, 3]
 
 
-def interrupt(after):
-    """Ctrl-C, in the main thread."""
-    return threading.Timer(after, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
+def joins():
+    """Whether the main thread waits for the end of a save."""
+    return main_is_in("Save._join", "Condition.wait")
 
 
 def test_ctrl_c_while_saves_are_waited_for(folder, monkeypatch):
     """The save goes on, and keeps its room from the next one. A forked child has nothing to wait for."""
     hold, write = threading.Event(), _publishing.Draft.write
-    monkeypatch.setattr(_publishing.Draft, "write", lambda self, *arguments: (hold.wait(60), write(self, *arguments))[1])
+    monkeypatch.setattr(_publishing.Draft, "write", lambda self, *arguments: (hold.wait(PATIENCE), write(self, *arguments))[1])
     with Checkpoints(folder, None) as ck:
         first = ck.save(1, state(1))
-        interrupt(0.3).start()
+        interrupt_when(joins)
         with pytest.raises(KeyboardInterrupt):
             ck.wait()
         in_fork(ck.close)
-        threading.Timer(1, hold.set).start()
+        when(lambda: main_is_in("DCPStager._begin"), hold.set)
         ck.save(2, state(2))
         ck.wait()
         assert hold.is_set() and first.done()
@@ -265,11 +265,11 @@ def test_ctrl_c_while_saves_are_waited_for(folder, monkeypatch):
 def test_ctrl_c_while_no_thread_can_be_started(folder, monkeypatch):
     """The save that waits in the main thread for the one before it ends the program, as any other wait does."""
     hold, publish, start = threading.Event(), _publishing.Draft.publish, threading.Thread.start
-    monkeypatch.setattr(_publishing.Draft, "publish", lambda self, files: (hold.wait(60), publish(self, files))[1])
+    monkeypatch.setattr(_publishing.Draft, "publish", lambda self, files: (hold.wait(PATIENCE), publish(self, files))[1])
 
     def refuse(thread):
         if thread.name == "hbmfs-save-2":
-            start(interrupt(0.3))
+            interrupt_when(joins)
             raise RuntimeError("can't start new thread")
         start(thread)
 
@@ -295,7 +295,7 @@ def test_failures_that_nobody_asked_for(folder):
 def test_waiting_has_an_end(folder, monkeypatch):
     hold = threading.Event()
     publish = _publishing.Draft.publish
-    monkeypatch.setattr(_publishing.Draft, "publish", lambda self, files: (hold.wait(60), publish(self, files))[1])
+    monkeypatch.setattr(_publishing.Draft, "publish", lambda self, files: (hold.wait(PATIENCE), publish(self, files))[1])
     with Checkpoints(folder) as ck:
         save = ck.save(1, state(1))
         with pytest.raises(hbmfs.WaitTimeoutError, match="step 1 was not safe after 0.1 s"):
@@ -308,10 +308,10 @@ def test_waiting_has_an_end(folder, monkeypatch):
 def test_a_second_one_waits_for_room(folder, monkeypatch):
     hold = threading.Event()
     write = _publishing.Draft.write
-    monkeypatch.setattr(_publishing.Draft, "write", lambda self, *arguments: (hold.wait(60), write(self, *arguments))[1])
+    monkeypatch.setattr(_publishing.Draft, "write", lambda self, *arguments: (hold.wait(PATIENCE), write(self, *arguments))[1])
     with Checkpoints(folder, None) as ck:
         first = ck.save(1, state(1))
-        threading.Timer(0.5, hold.set).start()
+        when(lambda: main_is_in("DCPStager._begin"), hold.set)
         second = ck.save(2, state(2))
         assert hold.is_set(), "it waited for the first"
         second.wait(60)
@@ -324,7 +324,7 @@ def test_two_writers_of_one_step(folder, monkeypatch):
 
     def wait(self, files):
         held.set()
-        hold.wait(60)
+        hold.wait(PATIENCE)
         publish(self, files)
 
     with Checkpoints(folder) as one, Checkpoints(folder) as two:

@@ -8,7 +8,6 @@ import random
 import resource
 import signal
 import subprocess
-import sys
 import threading
 import time
 import warnings
@@ -17,10 +16,11 @@ import hbmfs
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from hbmfs import _publishing
+from hbmfs import _publishing, checkpoints
 from hbmfs.checkpoints import Checkpoints
 from test_checkpoints import loaded, other, state
 from test_dcp_group import local, same
+from waiting import PATIENCE, main_is_in, until, when
 
 pytestmark = [pytest.mark.filterwarnings("ignore:torch.distributed is disabled"), pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")]
 
@@ -28,6 +28,8 @@ LONG = bool(os.environ.get("HBMFS_TEST_LONG"))
 """Whether more processes are ended."""
 RATE = 6 << 20
 """Bytes a second, so that a save of a megabyte takes a while."""
+NEVER = 10 * PATIENCE
+"""A deadline, in seconds: a process that waits for it is killed before, and its exit code shows that."""
 
 
 def train(folder, ready, options):
@@ -40,7 +42,7 @@ def train(folder, ready, options):
 
 
 class Process:
-    """A process that runs job(folder, ready, *arguments)."""
+    """A process that runs job(folder, ready, *arguments). It is killed when it does not end."""
 
     def __init__(self, job, folder, *arguments):
         context = multiprocessing.get_context("forkserver")
@@ -50,20 +52,18 @@ class Process:
         self.process.start()
 
     def exit(self):
-        self.process.join(60)
-        return self.process.exitcode
-
-    def end(self, number, after, patience=30):
-        """Sends a signal some seconds after the process is ready. Gives its exit code, and how long that took."""
-        assert self.ready.wait(60)
-        time.sleep(after)
-        start = time.monotonic()
-        os.kill(self.process.pid, number)
-        self.process.join(patience)
-        took = time.monotonic() - start
+        self.process.join(PATIENCE)
         self.process.kill()
         self.process.join()
-        return self.process.exitcode, took
+        return self.process.exitcode
+
+    def end(self, number, after=0, first=lambda: True):
+        """Sends a signal some seconds after the process is ready, and something else has come first. Gives its exit code."""
+        assert self.ready.wait(PATIENCE)
+        until(first)
+        time.sleep(after)
+        os.kill(self.process.pid, number)
+        return self.exit()
 
 
 def newest(folder):
@@ -87,8 +87,12 @@ def test_ended_at_random(folder, number):
     chance = random.Random(f"{number}")
     before = -1
     for round in range(20):
-        code, took = Process(train, folder, {"rate": RATE}).end(number, chance.uniform(0, 0.6))
-        assert code == -number and took < 20, (code, took)
+
+        def made(known=before, waits=round % 3 == 2):  # each third one makes a step, however busy the CPUs are
+            return not waits or any(name.startswith("step-") and int(name.removeprefix("step-")) > known for name in os.listdir(folder))
+
+        code = Process(train, folder, {"rate": RATE, "deadline": NEVER}).end(number, chance.uniform(0, 0.6), made)
+        assert code == -number, code
         found = newest(folder)
         assert (found or 0) >= before
         before = found if found is not None else before
@@ -111,22 +115,61 @@ def end_before_the_thread(folder, ready):
         start(thread)
 
     threading.Thread.start = ended
-    with Checkpoints(folder, deadline=20) as ck, ck.on_preemption():
+    with Checkpoints(folder, deadline=NEVER) as ck, ck.on_preemption():
         ck.save(1, state(1, 3))
-        ready.set()
         ck.save(2, state(2, 3))
 
 
 def test_ended_before_the_thread_of_a_save(folder):
-    process = Process(end_before_the_thread, folder)
-    start = time.monotonic()
-    assert process.exit() == -signal.SIGTERM and time.monotonic() - start < 15
+    assert Process(end_before_the_thread, folder).exit() == -signal.SIGTERM
     assert newest(folder) == 1
 
 
-def train_slowly(folder, ready, rate, deadline, handler):
-    if handler:
-        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(7))
+def end_without_a_thread(folder, ready):
+    """A signal comes while a save whose thread cannot be started waits for the one before it."""
+    start, publish, hold = threading.Thread.start, _publishing.Draft.publish, threading.Event()
+
+    def refuse(thread):
+        if thread.name == "hbmfs-save-2":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    threading.Thread.start = refuse
+    _publishing.Draft.publish = lambda self, files: (hold.wait(PATIENCE), publish(self, files))[1]
+    with Checkpoints(folder, memory=64 << 20, deadline=NEVER) as ck, ck.on_preemption():
+        ck.save(1, state(1, 3))
+        when(lambda: main_is_in("Save._join", "Condition.wait"), lambda: (os.kill(os.getpid(), signal.SIGTERM), hold.set()))
+        ck.save(2, state(2, 3))
+
+
+def test_ended_where_no_thread_can_be_started(folder):
+    assert Process(end_without_a_thread, folder).exit() == -signal.SIGTERM
+    assert newest(folder) == 1
+
+
+class Clock:
+    """Time for the handler of a signal: each look brings it half a second further, until the save is being dropped. Then it stands still,
+    so that the process ends when that is done, or not at all."""
+
+    def __init__(self):
+        self.now, self.dropping, close = 0.0, False, hbmfs.Writer.close
+        hbmfs.Writer.close = lambda writer: (setattr(self, "dropping", True), close(writer))[1]
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        dropping = self.dropping or any(thread.name == "hbmfs-drop" for thread in threading.enumerate())
+        self.now += 0 if dropping else 0.5
+        time.sleep(seconds)
+
+    perf_counter = staticmethod(time.perf_counter)
+
+
+def train_slowly(folder, ready, rate, deadline):
+    clock = Clock()
+    checkpoints.time = clock if deadline != NEVER else time
+    signal.signal(signal.SIGTERM, lambda number, frame: os._exit(int(clock.now) if clock.dropping else 7))
     with Checkpoints(folder, deadline=deadline, rate=rate) as ck, ck.on_preemption():
         ck.save(1, state(1, 3))
         ready.set()
@@ -136,14 +179,13 @@ def train_slowly(folder, ready, rate, deadline, handler):
 
 def test_what_is_staged_is_finished(folder):
     """It takes about a second, which the deadline allows; then the handler runs that was there before."""
-    assert Process(train_slowly, folder, 1 << 20, 20, True).end(signal.SIGTERM, 0.1)[0] == 7
+    assert Process(train_slowly, folder, 1 << 20, NEVER).end(signal.SIGTERM) == 7
     assert newest(folder) == 1
 
 
 def test_what_cannot_be_finished_is_dropped(folder):
-    """It would take minutes."""
-    code, took = Process(train_slowly, folder, 10_000, 3, False).end(signal.SIGTERM, 0.1)
-    assert code == -signal.SIGTERM and 2 < took < 20, (code, took)
+    """It would take minutes. Two seconds of the deadline are for dropping it."""
+    assert Process(train_slowly, folder, 10_000, 25).end(signal.SIGTERM) == 23
     assert newest(folder) is None and os.listdir(folder) == []
 
 
@@ -176,7 +218,7 @@ def test_training_goes_on_after_a_drop(folder):
     """A handler that was there before may want that. What was dropped is a failure, and the next save works."""
     before = signal.signal(signal.SIGTERM, lambda number, frame: None)
     try:
-        with Checkpoints(folder, deadline=0.4, rate=100_000) as ck, ck.on_preemption(), pytest.warns(RuntimeWarning, match="step 1 was not saved"):
+        with Checkpoints(folder, deadline=0.4, rate=10_000) as ck, ck.on_preemption(), pytest.warns(RuntimeWarning, match="step 1 was not saved"):
             save = ck.save(1, state(1))
             os.kill(os.getpid(), signal.SIGTERM)
             assert isinstance(save.exception(60), hbmfs.Error) and os.listdir(folder) == []

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hbmfs._forked import HostFile
 from hbmfs._native import Failure
+from waiting import until
 
 INTERNAL = 23
 
@@ -75,13 +76,8 @@ def test_an_exception_of_loading_is_not_lost_in_one_of_closing(tmp_path, failing
         warnings.simplefilter("always")
         with pytest.raises(hbmfs.NotFoundError):
             hbmfs.load_safetensors(tmp_path / "missing.safetensors", "cpu")
-        deadline = threading.Event()
-        for _ in range(600):  # another thread may open the reader yet
-            if called.calls:
-                break
-            deadline.wait(0.1)
-        deadline.wait(0.1)
-    assert called.calls
+        until(lambda: called.calls)  # another thread may open the reader yet
+        until(lambda: not {"hbmfs-open", "hbmfs-close"} & {thread.name for thread in threading.enumerate()})
     assert [warning.category for warning in said] == [hbmfs.CloseWarning]
 
 

@@ -4,7 +4,6 @@ import functools
 import os
 import shutil
 import signal
-import time
 import warnings
 import weakref
 
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from hbmfs import _dcp_reads, _dcp_shared, _transfer
+from hbmfs import _board, _dcp_reads, _dcp_shared, _transfer
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -242,19 +241,19 @@ def test_boxes_of_all_kinds(tmp_path):
 
 def fail(rank, size, path, other):
     """Rank 1 is given another checkpoint."""
-    from test_group import descriptors
+    from test_group import descriptors, left_open
 
     world = torch.distributed.group.WORLD
     load_replicated(path, replicated(2), world)
-    before, start = descriptors(None), time.monotonic()
+    before = descriptors()
     try:
         load_replicated(other if rank == 1 else path, replicated(3), world)
     except dcp.api.CheckpointException as err:
-        took, found = time.monotonic() - start, {failed: (type(failure[0]).__name__, str(failure[0])) for failed, failure in err.failures.items()}
-        left = descriptors(before) - before
+        found = {failed: (type(failure[0]).__name__, str(failure[0])) for failed, failure in err.failures.items()}
+        left = left_open(before)
         torch.distributed.barrier()
         load_replicated(path, replicated(2), world)  # the group is as good as before
-        return found, took, left
+        return found, left
     return "loaded"
 
 
@@ -279,8 +278,8 @@ def test_all_ranks_end_with_the_failure_of_one(tmp_path, damage, kind, reason):
         file.write_bytes({"short": data[:-1], "torn": bytes(2000) + data[2000:], "longer": data + b"0", "missing": b""}[damage])
         if damage == "missing":
             file.unlink()
-    for found, took, left in ranks(3, fail, path, other).wait():
-        assert took < 30 and not left and found.keys() == {0, 1, 2}, (found, took, left)
+    for found, left in ranks(3, fail, path, other).wait():
+        assert not left and found.keys() == {0, 1, 2}, (found, left)
         for rank, (name, text) in found.items():
             assert name == kind and reason in text, (rank, name, text)
             assert kind == "GroupError" or rank == 1 or text.startswith("rank 1 of the group failed"), (rank, text)
@@ -288,7 +287,10 @@ def test_all_ranks_end_with_the_failure_of_one(tmp_path, damage, kind, reason):
 
 def hang(rank, size, path, no_dist):
     """Rank 1 is killed while it reads."""
+    from test_group import SILENCE
+
     shrink(SIZES)
+    _board.SILENCE = SILENCE
     if rank == 1:
         begin = _transfer.Transfer.then
 
@@ -300,20 +302,17 @@ def hang(rank, size, path, no_dist):
 
         stop.calls = 0
         _transfer.Transfer.then = stop
-    start = time.monotonic()
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         try:
             dcp.load(others_of(replicated(2)), storage_reader=hbmfs.DCPReader(path, group=torch.distributed.group.WORLD), no_dist=no_dist)
         except (dcp.api.CheckpointException, RuntimeError) as err:  # torch's own, where it asks a rank that is gone
-            took = time.monotonic() - start
-            time.sleep(3 if rank == 0 else 0)  # the store goes with it
-            return str(err), [str(warning.message) for warning in heard], took
+            return str(err), [str(warning.message) for warning in heard]
     return "loaded"
 
 
 @pytest.mark.parametrize("no_dist", [False, True])
 def test_a_rank_that_is_gone(tmp_path, no_dist):
-    for text, heard, took in ranks(3, hang, saved(tmp_path), no_dist).wait([0, 2]):
-        assert any("rank 1 of the group (process" in line and "is gone: last seen" in line for line in heard) and took < 60, (text, heard, took)
+    for text, heard in ranks(3, hang, saved(tmp_path), no_dist).wait([0, 2]):
+        assert any("rank 1 of the group (process" in line and "is gone: last seen" in line for line in heard), (text, heard)
         assert not no_dist or "rank 1 of the group (process" in text, text

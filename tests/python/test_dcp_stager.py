@@ -5,16 +5,17 @@ import gc
 import os
 import threading
 import time
+import types
 
 import hbmfs
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from hbmfs import _publishing, _staging, dcp_writer
-from test_checkpoints import interrupt
 from test_dcp import load_both, same, state
 from test_dcp_writer import Damaged, change, refused, save, there
 from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
+from waiting import PATIENCE, interrupt_when, main_is_in, until, when
 
 pytestmark = [pytest.mark.filterwarnings("ignore:torch.distributed is disabled"), pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")]
 
@@ -66,17 +67,18 @@ def test_staged_structure(stager):
     same({key: value for key, value in staged.items() if key != "sparse"}, expected)
 
 
-def test_room_comes_back_when_the_staged_state_is_forgotten(stager):
+def test_room_comes_back_when_the_staged_state_is_forgotten(stager, monkeypatch):
+    """At once, and not when garbage is collected or patience ends."""
     large = {"x": torch.ones(MEMORY // 4 * 3 // 4)}
+    stager.stage({})
+    monkeypatch.setattr("hbmfs.dcp_stager.time", types.SimpleNamespace(monotonic=time.monotonic, perf_counter=time.perf_counter))  # no sleep
     for _ in range(4):
-        start = time.monotonic()
         staged = stager.stage(large)
         stager.wait_staged()
         part = staged["x"][:5]
         del staged
         assert part.tolist() == [1] * 5, "a part of it keeps it"
         del part
-        assert time.monotonic() - start < 10
 
 
 def test_a_staged_state_that_nobody_saves(stager, monkeypatch):
@@ -95,6 +97,11 @@ def test_a_staged_state_that_nobody_saves(stager, monkeypatch):
             small.wait_staged()
 
 
+def stages():
+    """Whether the main thread begins to stage a state, which takes room."""
+    return main_is_in("DCPStager._begin")
+
+
 class Slow(DefaultSavePlanner):
     """Waits where the save has begun, and perhaps fails."""
 
@@ -104,7 +111,7 @@ class Slow(DefaultSavePlanner):
 
     def create_local_plan(self):
         self.here.set()
-        assert self.go.wait(20)
+        assert self.go.wait(PATIENCE)
         if self.fail:
             raise RuntimeError(self.fail)
         return super().create_local_plan()
@@ -114,10 +121,10 @@ def test_the_next_stage_waits_for_room(tmp_path, stager):
     large = {"x": torch.ones(MEMORY // 4 * 3 // 4)}
     planner = Slow()
     future = async_save(large, tmp_path / "a", stager, planner=planner)
-    assert planner.here.wait(10)
-    threading.Timer(2, planner.go.set).start()
+    assert planner.here.wait(PATIENCE)
+    when(stages, planner.go.set)
     again = async_save({"x": large["x"] * 2}, tmp_path / "b", stager)
-    assert stager.held > 0.3 and future.result()
+    assert planner.go.is_set() and stager.held > 0 and future.result()
     again.result()
     assert there(tmp_path) == ["a", "b"]
     small = {"x": torch.ones(MEMORY // 4 // 4)}
@@ -143,9 +150,22 @@ def test_a_save_that_fails_gives_its_room_back(tmp_path, stager):
         kept.append(async_save(saved, tmp_path / where, stager, **({"planner": planner} if where == "plan" else {})))
         with pytest.raises(dcp.api.CheckpointException):
             kept[-1].result()
-    start = time.monotonic()
     async_save(large, tmp_path / "good", stager).result()
-    assert time.monotonic() - start < 15 and sorted(os.listdir(tmp_path)) == ["exists", "good"]
+    assert sorted(os.listdir(tmp_path)) == ["exists", "good"]
+
+
+def test_a_save_that_fails_while_its_copies_are_waited_for(stager, monkeypatch):
+    """Its thread gives the room back, and with it what the caller waits for."""
+    staged = stager.stage({"x": torch.ones(1000)})
+
+    def late(snapshot, slice_ns):
+        monkeypatch.undo()
+        staged.staging.release()
+        raise hbmfs.ClosedError("handle 1 is closed")
+
+    monkeypatch.setattr("hbmfs.writer.Snapshot._look", late)
+    stager.wait_staged()
+    assert staged.staging.ended()
 
 
 class Unpicklable(Damaged):
@@ -173,7 +193,7 @@ def test_room_in_pieces(tmp_path):
         held += [stager.stage(quarter), stager.stage(quarter)]
         del held[0]
         gc.collect()
-        threading.Timer(0.5, planner.go.set).start()
+        when(stages, planner.go.set)
         half = stager.stage({"x": torch.ones(1 << 19)})  # the first and the second quarter
         assert half["x"][-1] == 1
         with pytest.raises(dcp.api.CheckpointException):
@@ -193,7 +213,7 @@ def test_waiting_for_room_has_an_end(tmp_path, monkeypatch):
     with hbmfs.DCPStager(MEMORY, device="cpu", timeout=0.3) as stager:
         stager.writer.wait_ready()
         future = async_save(large, tmp_path / "a", stager, planner=planner)
-        assert planner.here.wait(10)
+        assert planner.here.wait(PATIENCE)
         with pytest.raises(hbmfs.BusyError, match=r"no room for \d+ bytes within 0.3 s.* held by the saves on .*: wait for them, or give"):
             stager.stage(large)
         planner.go.set()
@@ -213,15 +233,13 @@ def test_ctrl_c_while_the_thread_that_saves_is_joined(tmp_path, stager):
     writer = hbmfs.DCPWriter(tmp_path / "a", writer=stager.writer)
     thread = threading.Thread(target=dcp.save, args=(staged,), kwargs={"storage_writer": writer, "planner": planner, "no_dist": True})
     thread.start()
-    assert planner.here.wait(10)
-    interrupt(0.3).start()
+    assert planner.here.wait(PATIENCE)
+    interrupt_when(lambda: main_is_in("Thread.join"))
     with pytest.raises(KeyboardInterrupt):
         thread.join()
-    threading.Timer(1, planner.go.set).start()
+    when(stages, planner.go.set)
     async_save({"x": large["x"] * 2}, tmp_path / "b", stager).result()
-    end = time.monotonic() + 60
-    while not (tmp_path / "a").exists() and time.monotonic() < end:
-        time.sleep(0.01)
+    until((tmp_path / "a").exists)
     assert planner.go.is_set() and torch.equal(load_both(tmp_path / "a", {"x": large["x"] * 0})["x"], large["x"])
 
 
@@ -275,9 +293,7 @@ def test_a_state_larger_than_the_memory(tmp_path, memory):
             same(load_both(tmp_path / f"{number}", state(9)), state(number))
         # A save that fails lets the caller go, and says so on its future.
         (tmp_path / "exists").write_text("mine")
-        start = time.monotonic()
         future = async_save(state(1), tmp_path / "exists", stager)
-        assert time.monotonic() - start < 15
         with pytest.raises(dcp.api.CheckpointException, match="exists"):
             future.result()
 
@@ -334,12 +350,9 @@ def test_nothing_is_kept(tmp_path, stager):
     others = list(_staging._stagings)  # a failed save of another test lives as long as its exception
     async_save(state(1), tmp_path / "a", stager).result()
     stager.stage({})
-    end = time.monotonic() + 30
-    while True:  # the thread of a save may end a moment after its result is there
+
+    def nothing():
         gc.collect()
-        held = [s for s in _staging._stagings if not any(s is other for other in others)], [writer for writer in dcp_writer._saves.values() if writer._draft]
-        if not any(held) or time.monotonic() > end:
-            break
-        del held
-        time.sleep(0.05)
-    assert not any(held)
+        return all(any(s is other for other in others) for s in _staging._stagings) and not any(writer._draft for writer in dcp_writer._saves.values())
+
+    until(nothing)  # the thread of a save may end a moment after its result is there

@@ -7,7 +7,6 @@ import re
 import resource
 import shutil
 import signal
-import time
 
 import hbmfs
 import pytest
@@ -317,26 +316,23 @@ def killed(rank, size, path, where):
             os.kill(os.getpid(), signal.SIGKILL)
 
         setattr(hbmfs.DCPWriter, where, kill)
-    start = time.monotonic()
     try:
         dcp.save(state(2, size), storage_writer=writer)
         return "saved"
     except (dcp.api.CheckpointException, RuntimeError) as err:
         told = str(err)
-    took = time.monotonic() - start
     assert [entry.name for entry in _publishing.complete(path)] == ["a"] and "b" not in os.listdir(path)
     if rank == 0:
         writer.drop()
         assert there(path) == ["a"]
         dcp.save({"x": torch.ones(5)}, storage_writer=writer, no_dist=True)
         assert there(path) == ["a", "b"]
-    return took, told
+    return told
 
 
 @pytest.mark.parametrize("where", ["write_data", "prepare_local_plan"])
 def test_a_rank_is_killed(tmp_path, where):
-    for took, told in ranks(3, killed, tmp_path, where).wait([0, 2]):
-        assert took < 60 and told, (took, told)
+    assert all(ranks(3, killed, tmp_path, where).wait([0, 2]))
     _publishing.verify(tmp_path / "a")
 
 

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import hbmfs
 import numpy as np
@@ -199,8 +198,6 @@ def test_close(volume):
         assert future.done()
     with pytest.raises(hbmfs.ClosedError):
         store.put_many([b"a"], [b"x"])
-    before = time.monotonic()
     forgotten = hbmfs.KVStore(volume.path, "closed")
     forgotten.contains_many(keys(2)).result(60)
     del forgotten
-    assert time.monotonic() - before < 60

@@ -52,7 +52,7 @@ def grown(before):
 def flat(before):
     """Whether no more is in use than what 100 leaks could not hide in. What ends a moment after close(), such as threads
     that the kernel has not collected, may take its time."""
-    end = time.monotonic() + 10
+    end = time.monotonic() + 30
     while True:
         descriptors, threads, memory = grown(before)
         if descriptors <= 4 and threads <= 16 and memory < 24 << 20:

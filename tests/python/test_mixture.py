@@ -197,6 +197,7 @@ def test_stopping_anywhere_and_going_on_with_other_ranks(trial):
 
 
 def test_going_on_far_into_a_run_takes_milliseconds():
+    """Of CPU time: ten times what docs/pytorch.md promises at most."""
     weights = [0.123456789012345, 0.5, 0.0717171717171717, 0.3]  # nothing repeats itself
     first = mixture([1000] * 4, weights, 1000)
     line = first._assigned._lines[0]
@@ -209,12 +210,12 @@ def test_going_on_far_into_a_run_takes_milliseconds():
     mix = mixture([1000] * 4, weights, 10)
     best = 1.0
     for _ in range(5):
-        began = time.perf_counter()
+        began = time.thread_time()
         mix.load_state_dict(state)
         batch = next(iter(mix))
-        best = min(best, time.perf_counter() - began)
+        best = min(best, time.thread_time() - began)
     assert batch.shape == (10, SEQ_LEN)
-    assert best < 0.1, f"{best * 1000:.1f} ms"
+    assert best < 0.01, f"{best * 1000:.1f} ms"
 
 
 # --- the end of a source --------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import json
 import os
 import pickle
 import random
-import time
+import threading
 
 import hbmfs
 import numpy as np
@@ -16,6 +16,7 @@ from hbmfs._packing import best_fit_here, pack, pack_here
 from hbmfs._segments import of_rows, of_rows_here
 from numpy_dataset import NumpyDataset
 from test_dataset import streams
+from waiting import PATIENCE
 
 
 def documents(trial, count=60, longest=40):
@@ -216,10 +217,10 @@ def test_another_process_goes_on_while_windows_are_packed(how):
     expected = [batch.tokens.tolist() for batch in hbmfs.PackedStream(ds, 2, 16, **options)]
     stream = hbmfs.PackedStream(ds, 2, 16, **options)
     begun = [batch.tokens.tolist() for batch in itertools.islice(stream, 3)]
-    parent, packs = os.getpid(), stream._pack
+    parent, packs, over = os.getpid(), stream._pack, threading.Event()
 
     def slow(number):
-        time.sleep(0.5 if os.getpid() == parent else 0)
+        assert os.getpid() != parent or over.wait(PATIENCE)
         return packs(number)
 
     stream._pack, stream._coming = slow, {}
@@ -239,6 +240,7 @@ def test_another_process_goes_on_while_windows_are_packed(how):
         with os.fdopen(read) as file:
             assert begun + json.load(file) == expected
         os.waitpid(pid, 0)
+    over.set()
     assert np.array_equal(waits().starts, packs(number).starts)
 
 

@@ -93,9 +93,9 @@ def test_a_forgotten_draft_is_dropped(tmp_path):
 
 
 def test_a_killed_writer_leaves_what_the_next_one_removes(tmp_path):
-    code = "import sys, time; from hbmfs._publishing import Draft; draft = Draft.begin(sys.argv[1]); print(draft.directory, flush=True); time.sleep(60)"
+    code = "import sys; from hbmfs._publishing import Draft; draft = Draft.begin(sys.argv[1]); print(draft.directory, flush=True); sys.stdin.read()"
     for next_one in (lambda: Draft.begin(tmp_path / "step").drop(), lambda: clean(tmp_path)):
-        with subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "step")], stdout=subprocess.PIPE) as child:
+        with subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "step")], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
             left = child.stdout.readline().decode().strip()
             with pytest.raises(hbmfs.BusyError, match=f"process {child.pid} on "):
                 Draft.begin(tmp_path / "step")

@@ -81,15 +81,16 @@ def test_rows_come_into_their_order_as_on_the_host(dtype):
 
 
 def test_torch_that_another_thread_is_importing(tmp_path):
-    (tmp_path / "torch.py").write_text("import builtins, time\nbuiltins.begun.set()\ntime.sleep(0.3)\nwhole = True\n")
+    (tmp_path / "torch.py").write_text("import builtins\nbuiltins.begun.set()\nbuiltins.asked()\nwhole = True\n")
     program = """
 import builtins, threading
 from hbmfs._device import imported_torch
+from waiting import main_is_in, until
 assert imported_torch() is None
-builtins.begun = threading.Event()
-threading.Thread(target=__import__, args=["torch"]).start()
+builtins.begun, builtins.asked = threading.Event(), lambda: until(lambda: main_is_in("imported_torch"))
+threading.Thread(target=__import__, args=["torch"], daemon=True).start()
 builtins.begun.wait()
 assert imported_torch().whole
 """
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(tmp_path), os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")])
     subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, "PYTHONPATH": path})

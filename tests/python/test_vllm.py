@@ -5,6 +5,7 @@ they do with files: vllm/model_executor/model_loader/__init__.py, default_loader
 """
 
 import dataclasses
+import json
 import re
 import sys
 import tomllib
@@ -50,7 +51,14 @@ class Default:
             raise ValueError(f"Unknown load_format: {self.load_config.load_format}")
         folder = Path(model_name_or_path, subfolder or "")
         files = [str(path) for path in folder.glob((allow_patterns_overrides or ["*.safetensors"])[0])]
-        return str(folder), files, not files[0].endswith(".pt"), "model.safetensors.index.json"
+        index = "model.safetensors.index.json"
+        if (folder / index).exists():  # filter_duplicate_safetensors_files
+            named = set(json.loads((folder / index).read_text())["weight_map"].values())
+            files = [file for file in files if Path(file).name in named]
+        found = str(folder), files, not files[0].endswith(".pt"), index
+        return found if self.names_the_index else found[:3]
+
+    names_the_index = True  # older ones do not
 
     def _get_weights_iterator(self, source):
         yield source.prefix + "their own", torch.zeros(1)
@@ -146,6 +154,37 @@ def test_other_sources(loaders, path):
     found = load(loaders["hbmfs"](LoadConfig("hbmfs")), path, model)
     assert torch.equal(found.pop("old.their own"), torch.zeros(1))
     same(found, expected | {f"vision.{name}": tensor for name, tensor in expected.items()})
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("stale", ["model-0", "model-1", "old"])
+def test_the_index_says_which_file_a_tensor_is_from(loaders, path, monkeypatch, stale, named):
+    """A copy in another shard, before it or behind it, or in a file of which the index says nothing, is not the model's."""
+    monkeypatch.setattr(Default, "names_the_index", named)
+    expected = whole(path)
+    index = {name: f"model-{name.partition('.')[0]}.safetensors" for name in expected}
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    (path / "other.safetensors.index.json").write_text("not that of vLLM")
+    file = path / f"{stale}.safetensors"
+    shard = safetensors.torch.load_file(file) if file.exists() else {}
+    safetensors.torch.save_file({name: torch.zeros_like(tensor) for name, tensor in expected.items()} | shard, file)
+    same(load(loaders["hbmfs"](LoadConfig("hbmfs")), path), expected)
+
+
+def test_an_index_that_lies(loaders, path):
+    index = dict.fromkeys(safetensors.torch.load_file(path / "model-0.safetensors"), "model-0.safetensors") | {"a": "model-2.safetensors"}
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    with pytest.raises(hbmfs.NotFoundError, match=r"no file .*model-2\.safetensors, though the index of its model says that 'a' is in it"):
+        load(loaders["hbmfs"](LoadConfig("hbmfs")), path)
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index | {"a": "model-1.safetensors"}}))
+    with pytest.raises(hbmfs.FormatError, match=r"model-1\.safetensors has no tensor 'a'"):
+        load(loaders["hbmfs"](LoadConfig("hbmfs")), path)
+
+
+def test_two_copies_and_no_index(loaders, path):
+    (path / "copy.safetensors").write_bytes((path / "model-0.safetensors").read_bytes())
+    with pytest.raises(hbmfs.FormatError, match=r"is in .*copy\.safetensors and in .*model-0\.safetensors: write an index"):
+        load(loaders["hbmfs"](LoadConfig("hbmfs")), path)
 
 
 def test_torchao_is_left_to_vllm(loaders, path):

@@ -18,6 +18,7 @@ from safetensors.numpy import load_file
 from test_checkpoints_ranks import split, together
 from test_dcp_group import local, ranks, same, state
 from test_dcp_writer_group import is_of, there
+from waiting import until
 
 pytestmark = [pytest.mark.filterwarnings("ignore:torch.distributed is disabled"), pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")]
 
@@ -163,10 +164,7 @@ write.wait()
         _publishing.Draft.begin(volume.path / "a")
     child.kill()
     child.wait()
-    end = time.monotonic() + 20
-    while volume.left():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    until(lambda: not volume.left())
     assert os.listdir(volume.path) == []
 
 
@@ -177,8 +175,7 @@ def test_the_daemon_is_killed_at_each_step(volume):
         draft = _publishing.Draft.begin(volume.path / "a")
         volume.kill()
         write = draft.write(writer, [hbmfs.OutFile("f", len(data), [hbmfs.FilePart(0, data)]), hbmfs.OutFile("d/empty", 0, [])], False)
-        while write.written == 0:
-            time.sleep(0.005)
+        until(lambda: write.written)
         volume.kill()
         files = write.wait().files
         volume.kill()
@@ -209,22 +206,22 @@ def test_the_daemon_is_upgraded_at_each_step(volume):
     assert volume.status()["handover"]["count"] == 3
 
 
-def saves(rank, size, path, seconds):
-    end, step = time.monotonic() + seconds, 0
+def saves(rank, size, path, over):
+    step = 0
     with Checkpoints(path, 3) as ck:
-        while ck._calls.gather(lambda: time.monotonic() < end)[0]:
+        while ck._calls.gather(lambda step=step: step < 4 or not over.exists())[0]:
             step += 1
             ck.save(step, split(step, size)).wait(120)
         assert together(ck, size) == step
     return step
 
 
-def test_daemons_are_killed_while_ranks_save(volume):
-    job = ranks(2, saves, volume.path, 12)
-    end = time.monotonic() + 11
-    while time.monotonic() < end:
+def test_daemons_are_killed_while_ranks_save(volume, tmp_path):
+    job = ranks(2, saves, volume.path, tmp_path / "over")
+    for _ in range(15):
         time.sleep(0.7)
         volume.kill()
+    (tmp_path / "over").touch()
     first, second = job.wait()
     assert first == second > 3
     assert len(there(volume.path)) == 3

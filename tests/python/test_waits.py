@@ -1,24 +1,14 @@
 """Waiting, cancelling and Ctrl-C, on a GPU whose streams can be stopped."""
 
 import gc
-import signal
 import threading
-import time
 
 import hbmfs
 import numpy as np
 import pytest
 from hbmfs._native import TIMEOUT
 from hbmfs._handle import opened
-
-PATIENCE = 60  # seconds; nothing that works waits for its end
-
-
-def until(true):
-    end = time.monotonic() + PATIENCE
-    while not true():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.01)
+from waiting import PATIENCE, interrupt_when, until
 
 
 @pytest.fixture
@@ -118,19 +108,6 @@ def test_closing_says_what_hangs(tokens, monkeypatch):
             thing.close()
 
 
-def interrupt_when(ready):
-    """Sends Ctrl-C to this thread as soon as it is ready for it."""
-    main = threading.main_thread().ident
-
-    def send():
-        until(ready)
-        signal.pthread_kill(main, signal.SIGINT)
-
-    thread = threading.Thread(target=send)
-    thread.start()
-    return thread
-
-
 def test_interrupted_wait(stopped):
     """It returns although the GPU hangs, and what it used is given back when that is over."""
     ds, gpu, data = stopped
@@ -168,5 +145,24 @@ def test_interrupted_open():
         opened(library, "reader_open", "reader_close")
     thread.join()
     assert library.dropped == []
+    library.go_on.set()
+    until(lambda: library.dropped == [("reader_close", 42)])
+
+
+@pytest.mark.parametrize("where", ["start", "join"])
+def test_interrupted_open_around_its_wait(monkeypatch, where):
+    """Ctrl-C while the thread starts, or when it has just ended, closes what it opened, too."""
+    library, method = SlowLibrary(), getattr(threading.Thread, where)
+
+    def interrupted(thread):
+        method(thread)
+        if thread.name == "hbmfs-open":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, where, interrupted)
+    if where == "join":
+        library.go_on.set()
+    with pytest.raises(KeyboardInterrupt):
+        opened(library, "reader_open", "reader_close")
     library.go_on.set()
     until(lambda: library.dropped == [("reader_close", 42)])

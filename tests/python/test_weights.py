@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 
 import hbmfs
 import numpy as np
@@ -13,6 +12,7 @@ import pytest
 import safetensors.torch
 import torch
 from hbmfs import _parts, _transfer, weights
+from waiting import until
 
 # Every dtype of the format that torch has, and that the package can write.
 DTYPES = [
@@ -204,10 +204,7 @@ def test_rounds_leave_nothing(tmp_path):
         assert torch.equal(hbmfs.load_safetensors(good, "cpu")["a"], torch.ones(1000))
         with pytest.raises(hbmfs.FormatError):
             hbmfs.load_safetensors(bad, "cpu")
-    deadline = time.monotonic() + 60
-    while (descriptors() > before[0] or threading.active_count() > before[1]) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert descriptors() <= before[0] and threading.active_count() <= before[1]
+    until(lambda: descriptors() <= before[0] and threading.active_count() <= before[1])
 
 
 def test_progress(tmp_path, reader, small_requests, capsys):

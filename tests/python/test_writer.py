@@ -6,11 +6,9 @@ import functools
 import gc
 import os
 import pathlib
-import signal
 import sys
 import tempfile
 import threading
-import time
 import warnings
 
 import hbmfs
@@ -18,9 +16,9 @@ import numpy as np
 import pytest
 from hbmfs import OutFile, FilePart
 from hbmfs.device_array import DeviceArray, Memory
+from waiting import PATIENCE, interrupt_when, main_is_in, when
 
 CHUNK = 4 << 20
-PATIENCE = 60  # seconds; nothing that works waits for its end
 
 
 @functools.cache
@@ -182,11 +180,10 @@ def test_room(writer):
         none.snapshot([np.zeros(1)])
     half = np.full(5 << 20, 3, np.uint8)
     first = writer.snapshot([half])
-    releaser = threading.Timer(0.2, first.release)
-    releaser.start()
-    began = time.monotonic()
+    released = threading.Event()
+    when(lambda: main_is_in("Writer.snapshot", "_wait"), lambda: (released.set(), first.release()))
     second = writer.snapshot([half])  # waits until the first is released
-    assert time.monotonic() - began > 0.1
+    assert released.is_set()
     tensor = second.tensors[0]
     del second
     gc.collect()
@@ -210,15 +207,13 @@ def test_a_snapshot_of_nothing(writer):
 def test_ctrl_c(tmp_path, waits):
     with hbmfs.Writer("cpu", memory=1 << 20, rate=1 << 20) as writer:
         held = writer.snapshot([np.zeros(1 << 20, np.uint8)])
-        threading.Timer(0.3, signal.raise_signal, (signal.SIGINT,)).start()
         write = writer.write(tmp_path, [OutFile("a", 64 << 20, [])])
-        began = time.monotonic()
+        interrupt_when(lambda: main_is_in("Write.wait", "Write._look") or main_is_in("Writer.snapshot", "_wait"))
         with pytest.raises(KeyboardInterrupt):
             if waits == "write":
                 write.wait()
             else:
                 writer.snapshot([np.zeros(1 << 20, np.uint8)])
-        assert time.monotonic() - began < PATIENCE / 2
         if waits == "write":
             with pytest.raises(hbmfs.CancelledError, match="before its files were on storage"):
                 write.wait()

@@ -52,6 +52,10 @@ func TestPublishing(t *testing.T) {
 	must(t, os.WriteFile(v.Path("b", ".metadata.tmp"), []byte("where"), 0o644))
 	seen([]string{"b"}, []string{"a"})
 	must(t, os.Rename(v.Path("b", ".metadata.tmp"), v.Path("b", ".metadata")))
+	seen([]string{"b"}, []string{"a"}) // this process could write more
+	if code, out, errs := run(t, "publish", v.Path("b")); code != 0 {
+		t.Errorf("hbmfs publish: %d %q %q", code, out, errs)
+	}
 	seen(nil, []string{"a", "b"})
 	want(t, "another file", os.WriteFile(v.Path("b", "more"), nil, 0o644), unix.EROFS)
 	if info, err := os.Stat(filepath.Join(v.dir, "b")); err != nil || info.Mode().Perm() != 0o750 {
@@ -98,15 +102,15 @@ func TestNameIsTheCheckpoints(t *testing.T) {
 		if now := inode(v.Path(renamed)); now == was {
 			t.Errorf("after the rename the name is still the draft's")
 		}
-		saved := v.Path(fmt.Sprintf("saved-%d", i))
+		saved := v.Path(fmt.Sprintf("iter_%07d", i))
 		must(t, os.Mkdir(saved, 0o755))
-		must(t, os.WriteFile(saved+"/.metadata.tmp", []byte("bytes"), 0o644))
+		must(t, os.WriteFile(saved+"/common.pt", []byte("bytes"), 0o644))
 		was = inode(saved)
-		must(t, os.Rename(saved+"/.metadata.tmp", saved+"/.metadata"))
+		must(t, os.WriteFile(v.Path("latest_checkpointed_iteration.txt"), []byte(fmt.Sprint(i)), 0o644))
 		if now := inode(saved); now == was {
-			t.Errorf("after torch's DCP the name is still the draft's")
+			t.Errorf("after Megatron's tracker the name is still the draft's")
 		}
-		want(t, "write what is published", os.WriteFile(saved+"/.metadata", nil, 0o644), unix.EROFS)
+		want(t, "write what is published", os.WriteFile(saved+"/common.pt", nil, 0o644), unix.EROFS)
 	}
 }
 

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
 // largest is the most bytes that the file of the random operations has.
@@ -160,7 +162,7 @@ func TestRandomOperations(t *testing.T) {
 	dir := v.draft(t, "random", nil)
 	f, err := os.Create(dir + "/file")
 	must(t, err)
-	seed := rand.Uint64()
+	seed := blackbox.Seed(t)
 	x := &exerciser{path: dir + "/file", file: f, rnd: rand.New(rand.NewPCG(seed, 1))}
 	for i := range operations {
 		if i%1500 == 700 {

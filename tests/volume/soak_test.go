@@ -32,7 +32,8 @@ func TestSoak(t *testing.T) {
 		must(t, err)
 	}
 	end := time.Now().Add(length)
-	seed := rand.Uint64()
+	seed := blackbox.Seed(t)
+	lives := rand.New(rand.NewPCG(seed, 3)) // the workers have 0 to 2
 	var published, dropped, busy, kills atomic.Int64
 	before := descriptors(t, v)
 	var workers sync.WaitGroup
@@ -58,8 +59,8 @@ func TestSoak(t *testing.T) {
 	}
 	var sizes []footprint
 	for time.Now().Before(end) && !t.Failed() {
-		life := 500*time.Millisecond + time.Duration(rand.Int64N(int64(2*time.Second)))
-		if length > 5*time.Minute && rand.IntN(20) == 0 {
+		life := 500*time.Millisecond + time.Duration(lives.Int64N(int64(2*time.Second)))
+		if length > 5*time.Minute && lives.IntN(20) == 0 {
 			life = time.Minute
 		}
 		for over := time.Now().Add(min(time.Until(end), life)); time.Now().Before(over) && !t.Failed(); {

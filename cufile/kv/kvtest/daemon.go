@@ -232,6 +232,18 @@ func (d *Daemon) Damage(key string) error {
 	return err
 }
 
+// Unsum forgets the checksum of a block.
+func (d *Daemon) Unsum(key string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	b := d.blocks[key]
+	if b == nil || b.flags == 0 {
+		return errors.New("there is no such block, or it has no checksum")
+	}
+	b.flags = 0
+	return nil
+}
+
 // Truncate cuts the file of a tier behind the clients' backs.
 func (d *Daemon) Truncate(tier int, n int64) error { return d.files[tier].Truncate(n) }
 
@@ -423,6 +435,10 @@ func (d *Daemon) commit(m *control.KVCommit) []control.KVDone {
 		}
 		if b == nil || b.committed {
 			done[i] = control.KVDone{Errno: syscall.ENOENT}
+			continue
+		}
+		if d.tiers[b.tier].Kind == control.KVDisk && s.Flags&control.KVHasCRC == 0 {
+			done[i] = control.KVDone{Errno: syscall.EINVAL}
 			continue
 		}
 		delete(d.tokens, s.Token)

@@ -70,7 +70,7 @@ func TestCopyOfADeadMount(t *testing.T) {
 			t.Fatal("a dead mount has a copy to go on with")
 		}
 	}
-	if !blackbox.Within(10*time.Second, one) {
+	if !blackbox.Within(patience, one) {
 		t.Errorf("%d copies are left of one", states(t))
 	}
 	n.must(busy.Close())

@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -227,6 +229,12 @@ func (n *node) keepers() (all []int) {
 // killHeld kills all daemons with their keepers, and forgets what the host has of those, so that no other goes on with their mounts.
 func (n *node) killHeld() {
 	if n.Host != nil {
+		n.held.mu.Lock()
+		keys := slices.Collect(maps.Keys(n.held.serves))
+		n.held.mu.Unlock()
+		for _, key := range keys {
+			n.held.end(key) // a copy that is being made is not taken any more
+		}
 		n.held.close()
 	}
 	daemons := n.daemons()

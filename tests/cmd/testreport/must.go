@@ -17,6 +17,22 @@ type requirement struct {
 	needs []string
 }
 
+// readRequirements reads a file of tests that must not skip, where one is named.
+func readRequirements(path string) ([]requirement, error) {
+	if path == "" {
+		return nil, nil
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("read the list of tests that must not skip: %w", err)
+	}
+	list, err := parseRequirements(string(text))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return list, nil
+}
+
 // parseRequirements reads the format that tests/must_not_skip.txt explains in its first lines.
 func parseRequirements(text string) ([]requirement, error) {
 	var list []requirement

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 )
@@ -27,9 +28,12 @@ type key struct{ pkg, test string }
 // Tests are counted as leaves: a parent of subtests counts only when it failed by itself.
 type results struct {
 	out     io.Writer
-	outcome map[key]string   // "pass", "fail" or "skip"
+	outcome map[key]string   // "pass", "fail", "skip", or "flaky" of a test that failed and then passed
 	output  map[key][]string // lines of a test that still runs, or failed, or skipped
 	parents map[key]bool
+	running map[key]bool       // neither ended nor paused
+	took    map[string]float64 // seconds that the tests of a package took
+	flaky   []candidate
 	packs   map[string][]string // failed and skipped tests of a package, in the order in which they ended
 
 	passed, failed, skipped int
@@ -41,6 +45,8 @@ func newResults(out io.Writer) *results {
 		outcome: map[key]string{},
 		output:  map[key][]string{},
 		parents: map[key]bool{},
+		running: map[key]bool{},
+		took:    map[string]float64{},
 		packs:   map[string][]string{},
 	}
 }
@@ -72,7 +78,10 @@ func (r *results) add(e event) {
 	switch e.Action {
 	case "build-output":
 		fmt.Fprint(r.out, e.Output)
-	case "run":
+	case "pause":
+		delete(r.running, k)
+	case "run", "cont":
+		r.running[k] = true
 		if parent, _, found := cutLast(e.Test); found {
 			r.parents[key{e.Package, parent}] = true
 		}
@@ -80,6 +89,7 @@ func (r *results) add(e event) {
 		r.output[k] = append(r.output[k], e.Output)
 	case "pass", "fail", "skip":
 		r.outcome[k] = e.Action
+		delete(r.running, k)
 		if e.Test == "" {
 			r.endPackage(e)
 			return
@@ -100,6 +110,7 @@ func (r *results) endPackage(e event) {
 		note = "  [no test files]"
 	}
 	fmt.Fprintf(r.out, "%s %s  %.1fs%s\n", word, e.Package, e.Elapsed, note)
+	r.took[e.Package] = e.Elapsed
 	for _, test := range r.packs[e.Package] {
 		k := key{e.Package, test}
 		if r.outcome[k] == "skip" {
@@ -109,6 +120,7 @@ func (r *results) endPackage(e event) {
 		fmt.Fprintf(r.out, "     failed %s\n%s", test, strings.Join(r.output[k], ""))
 	}
 	if e.Action == "fail" {
+		r.endHung(e.Package)
 		for _, test := range r.unfinished(e.Package) {
 			fmt.Fprintf(r.out, "     did not end %s\n%s", test, strings.Join(r.output[key{e.Package, test}], ""))
 		}
@@ -117,12 +129,25 @@ func (r *results) endPackage(e event) {
 	}
 }
 
-// unfinished lists the tests of a package that said something and did not end. The report of a panic, and of a time that is over, is the output of
-// the test that ran last.
-func (r *results) unfinished(pkg string) (tests []string) {
+// endHung fails the tests that still ran when their package's time was over, and names them.
+func (r *results) endHung(pkg string) {
+	over := false
 	for k, lines := range r.output {
-		says := slices.ContainsFunc(lines, func(line string) bool { return !strings.HasPrefix(line, "===") })
-		if k.pkg == pkg && k.test != "" && r.outcome[k] == "" && says {
+		over = over || k.pkg == pkg && slices.ContainsFunc(lines, func(line string) bool { return strings.HasPrefix(line, hungMark) || strings.HasPrefix(line, overtime) })
+	}
+	if !over {
+		return
+	}
+	for _, test := range r.ran(pkg) {
+		fmt.Fprintf(r.out, "     hung %s: it still ran when the time of its package was over\n", test)
+		r.outcome[key{pkg, test}] = "fail"
+	}
+}
+
+// ran lists the tests of a package that ran when it ended. A test that waits for one below it is not among them.
+func (r *results) ran(pkg string) (tests []string) {
+	for k := range r.running {
+		if k.pkg == pkg && k.test != "" && !slices.ContainsFunc(slices.Collect(maps.Keys(r.running)), func(b key) bool { return b.pkg == pkg && strings.HasPrefix(b.test, k.test+"/") }) {
 			tests = append(tests, k.test)
 		}
 	}
@@ -130,11 +155,23 @@ func (r *results) unfinished(pkg string) (tests []string) {
 	return tests
 }
 
-// summary counts and prints the last line.
+// unfinished lists the tests of a package that said something and did not end. The report of a panic, and of a time that is over, is the output of
+// the test that ran last.
+func (r *results) unfinished(pkg string) (tests []string) {
+	for k, lines := range r.output {
+		if k.pkg == pkg && k.test != "" && (r.outcome[k] == "" || r.running[k]) && says(lines) {
+			tests = append(tests, k.test)
+		}
+	}
+	slices.Sort(tests)
+	return tests
+}
+
+// summary counts, shows the first failures of flaky tests, and prints the last lines.
 func (r *results) summary() {
 	failedBelow := map[key]bool{}
 	for k, outcome := range r.outcome {
-		for t := k.test; outcome == "fail"; {
+		for t := k.test; outcome == "fail" || outcome == "flaky"; {
 			parent, _, found := cutLast(t)
 			if !found {
 				break
@@ -150,7 +187,7 @@ func (r *results) summary() {
 		case k.test == "":
 		case outcome == "fail" && (leaf || !failedBelow[k]):
 			r.failed++
-		case outcome == "pass" && leaf:
+		case (outcome == "pass" || outcome == "flaky") && leaf:
 			r.passed++
 		case outcome == "skip" && leaf:
 			r.skipped++
@@ -160,14 +197,28 @@ func (r *results) summary() {
 	for _, p := range failedPackages {
 		fmt.Fprintf(r.out, "FAIL %s: failed outside any test (does not build, crashed, or TestMain)\n", p)
 	}
+	for _, c := range r.flaky {
+		fmt.Fprintf(r.out, "flaky %s: it passed when it ran again, alone. It failed first with\n%s", c, strings.Join(r.about(c.key), ""))
+	}
+	if n := r.flakyTests(); n > 0 {
+		fmt.Fprintf(r.out, "%d flaky\n", n)
+	}
 	fmt.Fprintf(r.out, "%d passed, %d failed, %d skipped\n", r.passed, r.failed, r.skipped)
+}
+
+// flakyTests is the number of flaky tests, of which Python's count one by one.
+func (r *results) flakyTests() (n int) {
+	for _, c := range r.flaky {
+		n += c.count()
+	}
+	return n
 }
 
 // failuresWithoutTest lists the packages that failed although none of their tests did.
 func (r *results) failuresWithoutTest() []string {
 	testFailed := map[string]bool{}
 	for k, outcome := range r.outcome {
-		if k.test != "" && outcome == "fail" {
+		if k.test != "" && (outcome == "fail" || outcome == "flaky") {
 			testFailed[k.pkg] = true
 		}
 	}

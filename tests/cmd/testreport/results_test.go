@@ -26,6 +26,7 @@ const stream = `
 {"Action":"fail","Package":"m/b","Elapsed":0}
 {"Action":"run","Package":"m/c","Test":"TestWaits"}
 {"Action":"output","Package":"m/c","Test":"TestWaits","Output":"=== PAUSE TestWaits\n"}
+{"Action":"pause","Package":"m/c","Test":"TestWaits"}
 {"Action":"run","Package":"m/c","Test":"TestHangs"}
 {"Action":"output","Package":"m/c","Test":"TestHangs","Output":"=== RUN   TestHangs\n"}
 {"Action":"output","Package":"m/c","Test":"TestHangs","Output":"panic: test timed out after 2s\n"}
@@ -52,7 +53,7 @@ func TestReport(t *testing.T) {
 	for _, want := range []string{
 		"FAIL m/a  0.5s", "got 1, want 2", "skipped TestTable/skips: a_test.go:7: needs FUSE",
 		"b.go:3: undefined: x", "FAIL m/b: failed outside any test",
-		"did not end TestHangs\n=== RUN   TestHangs\npanic: test timed out after 2s\n",
+		"hung TestHangs: it still ran", "did not end TestHangs\n=== RUN   TestHangs\npanic: test timed out after 2s\n",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("report lacks %q:\n%s", want, text)

@@ -8,6 +8,7 @@ import threading
 
 import hbmfs
 import pytest
+import safetensors.torch
 import torch
 import transformers
 from test_group import Ranks
@@ -239,6 +240,22 @@ def test_files_beside_those_of_the_model(path):
     save(path / "inner", max_shard_size="60KB", variant="half")
     expected = transformers.AutoModelForCausalLM.from_pretrained(path, subfolder="inner", variant="half")
     equal(load(transformers.AutoModelForCausalLM, path, subfolder="inner", variant="half"), expected)
+
+
+def test_indexes(path):
+    """Two of them, of which Transformers takes one, and one that names a file which is not there. Each tensor is the index's, not a copy."""
+    expected = transformers.LlamaForCausalLM.from_pretrained(path)
+    save(path / "inner", max_shard_size="60KB")
+    index = json.loads((path / "inner" / "model.safetensors.index.json").read_text())["weight_map"]
+    first, last = min(index.values()), max(index.values())
+    name = next(name for name in index if index[name] == first)
+    shard = safetensors.torch.load_file(path / "inner" / last)
+    safetensors.torch.save_file(shard | {name: torch.zeros(3)}, path / "inner" / last, metadata={"format": "pt"})
+    (path / "inner" / "consolidated.safetensors.index.json").write_text("{}")
+    equal(load(transformers.LlamaForCausalLM, path, subfolder="inner"), expected)
+    (path / "inner" / last).unlink()
+    with pytest.raises(hbmfs.NotFoundError, match=f"no file .*{last}, though the index"):
+        load(transformers.LlamaForCausalLM, path, subfolder="inner")
 
 
 CODE = """

@@ -1,0 +1,135 @@
+package handover_test
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/hbmfs/hbmfs/tests/blackbox"
+)
+
+// storm kills the processes of a mount, again and again, and fails the test where the mount is lost.
+type storm struct {
+	*mounted
+	random *rand.Rand
+	round  int
+}
+
+// victim is a process to kill, so long after the one before.
+type victim struct {
+	what  string
+	after time.Duration
+}
+
+// run kills once a daemon waits for its turn, and asks for a name that nobody has asked for: the kernel answers for others also when the mount is lost.
+func (s *storm) run(t *testing.T, victims ...victim) {
+	t.Helper()
+	s.round++
+	s.settled(t)
+	now := s.Status(t)
+	var killed []int
+	for _, v := range victims {
+		time.Sleep(v.after)
+		pid := now.PID
+		if v.what == "keeper" {
+			pid = now.Handover.PID
+			if len(killed) > 0 && slices.Contains(killed, pid) { // the next one
+				blackbox.Within(5*time.Second, func() bool {
+					left := slices.DeleteFunc(s.keepersOf(t), func(pid int) bool { return slices.Contains(killed, pid) })
+					if len(left) > 0 {
+						pid = left[0]
+					}
+					return len(left) > 0 || blackbox.Ended(now.PID)
+				})
+			}
+		}
+		if !slices.Contains(killed, pid) {
+			must(t, syscall.Kill(pid, syscall.SIGKILL))
+			killed = append(killed, pid)
+		}
+	}
+	answer := make(chan error, 1)
+	go func() { // ends within the test, or fails it
+		_, err := os.Stat(s.Path(fmt.Sprintf("absent-%d", s.round)))
+		answer <- err
+	}()
+	select {
+	case err := <-answer:
+		if !errors.Is(err, os.ErrNotExist) {
+			t.Fatalf("round %d, %v: %v\n%s", s.round, victims, err, s.LogText(t))
+		}
+	case <-time.After(patience):
+		t.Fatalf("round %d, %v: a reader hangs\n%s", s.round, victims, s.LogText(t))
+	}
+	s.PID = s.Status(t).PID
+}
+
+// settled waits until the daemon has one keeper, and that one a spare.
+func (s *storm) settled(t *testing.T) {
+	t.Helper()
+	if !blackbox.Within(patience, func() bool {
+		now, keepers := s.Status(t), s.keepersOf(t)
+		return now.Handover.Holder == "keeper" && now.Handover.Next != 0 && !blackbox.Ended(now.PID) && !blackbox.Ended(now.Handover.Next) &&
+			len(keepers) == 1 && keepers[0] == now.Handover.PID
+	}) {
+		t.Fatalf("round %d: there is %+v, and the keepers %v\n%s", s.round, s.Status(t), s.keepersOf(t), s.LogText(t))
+	}
+}
+
+// upTo draws a time.
+func (s *storm) upTo(most time.Duration) time.Duration {
+	return time.Duration(s.random.Int64N(int64(most)))
+}
+
+// orders are those in which processes are killed.
+var orders = [][]string{{"keeper", "daemon"}, {"daemon", "keeper"}, {"keeper", "keeper", "daemon"}, {"keeper", "daemon", "keeper"}, {"daemon", "keeper", "keeper"}}
+
+// Keeper and daemon are killed at once or one just after the other, as the out-of-memory killer does to a control group, and so is the keeper that
+// follows: the daemon that waited for its turn goes on.
+func TestKeepersAndDaemonAreKilled(t *testing.T) {
+	m, _, stop := mountOfTwo(t)
+	s := &storm{mounted: m, random: rand.New(rand.NewPCG(10, 11))}
+	rounds := setting(t, "HBMFS_HANDOVERS", 10)
+	for i := range rounds {
+		most := 2 * time.Millisecond
+		if i%4 == 3 {
+			most = 2 * time.Second
+		}
+		var victims []victim
+		for _, what := range orders[i%len(orders)] {
+			victims = append(victims, victim{what, s.upTo(most)})
+		}
+		if i%7 == 0 {
+			for j := range victims {
+				victims[j].after = 0
+			}
+		}
+		s.run(t, victims...)
+	}
+	for _, err := range stop().wrong {
+		t.Error(err)
+	}
+}
+
+// The same with a spare that is stopped: it is all that is left, and the end of its keeper has it go on.
+func TestStoppedSpareIsAllThatIsLeft(t *testing.T) {
+	m, _, stop := mountOfTwo(t)
+	s := &storm{mounted: m, random: rand.New(rand.NewPCG(12, 13))}
+	for i := range setting(t, "HBMFS_HANDOVERS", 4) {
+		s.settled(t)
+		must(t, blackbox.Stop(s.Status(t).Handover.Next))
+		victims := []victim{{"keeper", 0}, {"daemon", s.upTo(2 * time.Millisecond)}}
+		if i%2 > 0 {
+			victims[0].what, victims[1].what = victims[1].what, victims[0].what
+		}
+		s.run(t, victims...)
+	}
+	for _, err := range stop().wrong {
+		t.Error(err)
+	}
+}

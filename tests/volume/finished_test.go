@@ -1,0 +1,153 @@
+package volume_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/tests/blackbox"
+)
+
+// published tells whether a checkpoint is there.
+func (v *volume) published(name string) bool {
+	_, err := os.Stat(v.Path(name, ".hbmfs-manifest.json"))
+	return err == nil
+}
+
+// isPublished waits for a checkpoint.
+func (v *volume) isPublished(t *testing.T, name string) {
+	t.Helper()
+	if !blackbox.Within(patience, func() bool { return v.published(name) }) {
+		t.Errorf("%s is not published: %q", name, v.status(t).Checkpoints.Refused)
+	}
+}
+
+// saver is a process that saves as torch's DCP does, writes one more file when it is told to, and lives on.
+type saver struct {
+	cmd *exec.Cmd
+	end func(t *testing.T)
+}
+
+// save starts a saver. It has written .metadata when save returns.
+func (v *volume) save(t *testing.T, name string) *saver {
+	t.Helper()
+	script := `set -e; mkdir "$1"; echo tensors >"$1/__0_0.distcp"; echo where >"$1/.metadata.tmp"; mv "$1/.metadata.tmp" "$1/.metadata"; echo saved; read word; exec sleep 1000`
+	cmd := exec.Command("sh", "-c", script, "sh", v.Path(name))
+	in, err := cmd.StdinPipe()
+	must(t, err)
+	out, err := cmd.StdoutPipe()
+	must(t, err)
+	must(t, cmd.Start())
+	line := make([]byte, 6)
+	if _, err := out.Read(line); err != nil || string(line) != "saved\n" {
+		t.Fatalf("%q, %v", line, err)
+	}
+	ended := false
+	s := &saver{cmd, func(t *testing.T) {
+		if !ended {
+			ended = true
+			must(t, errors.Join(cmd.Process.Kill(), in.Close()))
+			_ = cmd.Wait() // by the signal
+		}
+	}}
+	t.Cleanup(func() { s.end(t) })
+	return s
+}
+
+// TestFrameworksFinish: what a framework says decides when a draft is published, and a file that it writes afterwards is not refused.
+func TestFrameworksFinish(t *testing.T) {
+	v := mount(t)
+
+	t.Run("the last writer ends", func(t *testing.T) {
+		s := v.save(t, "dcp")
+		must(t, os.WriteFile(v.Path("dcp", "config.json"), []byte("{}"), 0o644)) // by this process, which lives
+		other := v.save(t, "alone")
+		if s.end(t); v.published("dcp") {
+			t.Error("it is published while a writer lives")
+		}
+		other.end(t)
+		v.isPublished(t, "alone")
+		if v.published("dcp") {
+			t.Error("it is published while a writer lives")
+		}
+	})
+	t.Run("after another daemon", func(t *testing.T) {
+		s := v.save(t, "replaced")
+		v.kill(t)
+		if v.published("replaced") {
+			t.Error("it is published while a writer lives")
+		}
+		s.end(t)
+		v.isPublished(t, "replaced")
+		s = v.save(t, "between")
+		v.killSlowly(t, func() { s.end(t) })
+		v.isPublished(t, "between")
+	})
+	t.Run("it saves once more", func(t *testing.T) {
+		s := v.save(t, "twice")
+		out, err := exec.Command("sh", "-c", `echo new >"$1/__0_0.distcp"`, "sh", v.Path("twice")).CombinedOutput()
+		if err != nil {
+			t.Fatal(err, string(out))
+		}
+		s.end(t)
+		v.save(t, "later").end(t)
+		v.isPublished(t, "later")
+		if v.published("twice") {
+			t.Error("half of a second save is published")
+		}
+	})
+	t.Run("Megatron's tracker", func(t *testing.T) {
+		s := v.save(t, "iter_0000100")
+		s.end(t)
+		v.save(t, "next").end(t)
+		v.isPublished(t, "next")
+		if v.published("iter_0000100") {
+			t.Error("Megatron's .metadata has published its checkpoint")
+		}
+		must(t, os.WriteFile(v.Path("iter_0000100", "metadata.json"), []byte("{}"), 0o644))
+		must(t, os.WriteFile(v.Path("latest_checkpointed_iteration.txt"), []byte("100"), 0o644))
+		if !v.published("iter_0000100") {
+			t.Error("Megatron's tracker has not published its checkpoint")
+		}
+		v.draft(t, "unclosed", nil)
+		must(t, os.Mkdir(v.Path("iter_0000200"), 0o755))
+		f, err := os.Create(v.Path("iter_0000200", "common.pt"))
+		must(t, err)
+		want(t, "the tracker, while a file is open", os.WriteFile(v.Path("latest_checkpointed_iteration.txt"), []byte("200"), 0o644), unix.EBUSY)
+		must(t, f.Close())
+		must(t, os.WriteFile(v.Path("latest_checkpointed_iteration.txt"), []byte("200"), 0o644))
+		if !v.published("iter_0000200") {
+			t.Error("Megatron's tracker has not published its checkpoint")
+		}
+	})
+	t.Run("DeepSpeed's latest", func(t *testing.T) {
+		for step := range 3 {
+			name := fmt.Sprintf("global_step%d", step)
+			must(t, os.Mkdir(v.Path(name), 0o755))
+			if step > 0 && !v.published(fmt.Sprintf("global_step%d", step-1)) {
+				t.Error("what latest named is not published when the next one begins")
+			}
+			must(t, os.WriteFile(v.Path(name, "rank0.pt"), []byte("0"), 0o644))
+			must(t, os.WriteFile(v.Path("latest"), []byte(name), 0o644))
+			must(t, os.WriteFile(v.Path(name, "rank1.pt"), []byte("1"), 0o644)) // of a rank that is later than rank 0
+			if v.published(name) {
+				t.Error("latest has published it, although other ranks may still write")
+			}
+		}
+	})
+	t.Run("the mount ends", func(t *testing.T) {
+		v.save(t, "last")
+		v.draft(t, "half", map[string]string{"file": "bytes"})
+		dir := v.dir
+		v.end(t)
+		for name, is := range map[string]bool{"last": true, "global_step2": true, "half": false, "dcp": true, "twice": false} {
+			if _, err := os.Stat(dir + "/" + name + "/.hbmfs-manifest.json"); (err == nil) != is {
+				t.Errorf("of %s: %v", name, err)
+			}
+		}
+	})
+}

@@ -1,0 +1,53 @@
+package volume_test
+
+import (
+	"os"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestLeasesInTheDirectory: a process with a write lease of a file, past the mount, has no open and no publishing wait until its lease is broken by
+// the kernel. Others go on.
+func TestLeasesInTheDirectory(t *testing.T) {
+	v := mount(t)
+	dir := v.draft(t, "step", map[string]string{"file": "bytes", "other": "bytes"})
+	lease := func(path string) (release func()) {
+		f, err := os.Open(path)
+		must(t, err)
+		if _, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK); err != nil {
+			t.Skipf("needs leases: %v", err)
+		}
+		return func() { must(t, f.Close()) } // and the lease with it
+	}
+	soon := func(what string, errno unix.Errno, do func() error) {
+		t.Helper()
+		over := make(chan error, 1)
+		go func() { over <- do() }()
+		select {
+		case err := <-over:
+			want(t, what, err, errno)
+		case <-time.After(patience): // fs.lease-break-time is 45 s
+			t.Errorf("%s waits", what)
+		}
+	}
+	read := func(path string) func() error {
+		return func() error {
+			_, err := os.ReadFile(path)
+			return err
+		}
+	}
+	release := lease(v.dir + "/.step.hbmfs.tmp/file")
+	soon("open of a leased file of a draft", unix.EAGAIN, read(dir+"/file"))
+	soon("open of another", 0, read(dir+"/other"))
+	soon("making it again", unix.EAGAIN, func() error { return os.WriteFile(dir+"/file", []byte("more"), 0o644) })
+	soon("publishing it", unix.EBUSY, func() error { return v.publish("step") })
+	release()
+	must(t, v.publish("step"))
+	release = lease(v.dir + "/step/file")
+	soon("open of a leased file of a checkpoint", unix.EAGAIN, read(v.Path("step", "file")))
+	soon("open of another", 0, read(v.Path("step", "other")))
+	release()
+	soon("open once there is no lease", 0, read(v.Path("step", "file")))
+}
