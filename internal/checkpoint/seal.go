@@ -120,7 +120,7 @@ func (d *Draft) files(book func(bytes int64) bool) (files []File, err error) {
 		case len(files) == mostFiles:
 			return failf(ErrInvalid, "there are more than %d files", mostFiles)
 		case info.Size() > mostSize:
-			return failf(ErrInvalid, "file %q has %d bytes, and a manifest has room for the sums of %d: cut it, or write smaller files", name, info.Size(), int64(mostSize))
+			return failf(ErrInvalid, "file %q has %d bytes, and a manifest has room for the sums of %d: cut it, or write smaller files", name, info.Size(), mostSize)
 		default:
 			manifest += int64(len(name)) + sumsInText*chunks(info.Size())
 			if manifest > mostManifest {
