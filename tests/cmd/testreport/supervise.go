@@ -111,6 +111,9 @@ func supervise(out io.Writer, tests []string, limit time.Duration, signals <-cha
 	s.cmd.Stdin, s.cmd.Stderr = os.Stdin, s.cmd.Stdout
 	s.cmd.Env = append(os.Environ(), s.mark)
 	s.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if os.Geteuid() == 0 { // mounts of one suite are not copied to the mount namespaces that another makes: a copy keeps the filesystem busy
+		s.cmd.SysProcAttr.Unshareflags = syscall.CLONE_NEWNS
+	}
 	s.cmd.WaitDelay = p.output
 	if err := s.cmd.Start(); err != nil {
 		fmt.Fprintln(out, "testreport: start the tests:", err)
