@@ -1,5 +1,5 @@
 #!/bin/sh
-# torch.sh LIB OUT [HBMFS]: what the Python package reaches on a machine with an NVIDIA GPU and torch, in about 4 minutes.
+# torch.sh LIB OUT [HBMFS]: what the Python package reaches on a machine with an NVIDIA GPU and torch, in about 6 minutes.
 #   LIB    a built libhbmfs.so (`make lib`)
 #   OUT    a folder for the logs and the JSON
 #   HBMFS  the built binary: batches are then read through a mount, too, where this machine can mount
@@ -40,8 +40,9 @@ python3 -W ignore "$here/torch_batches.py" leaks "$work/data/train.bin" --json "
 python3 -W ignore "$here/torch_batches.py" train "$work/data/train.bin" --json "$out/torch-train.json" 2>&1 | tee "$out/torch-train.txt"
 [ -z "$mount" ] || "$hbmfs" umount "$mount" || true
 rm -f "$work/data/train.bin"
+[ -z "$mount" ] || python3 -W ignore "$here/shards.py" "$hbmfs" --dir "$work" --json "$out/torch-shards.json" 2>&1 | tee "$out/torch-shards.txt"
 python3 -W ignore "$here/torch_weights.py" --dir "$work" --json "$out/torch-weights.json" 2>&1 | tee "$out/torch-weights.txt"
-for part in check batches leaks train weights; do
+for part in check batches leaks train weights ${mount:+shards}; do
     [ -s "$out/torch-$part.json" ] || { echo "torch-$part: no result"; failed=1; }
 done
 echo "torch: $([ $failed -eq 0 ] && echo done || echo FAILED)"
