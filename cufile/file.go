@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"sync/atomic"
 
 	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/internal/crew"
@@ -20,8 +21,9 @@ type File struct {
 	source source.File
 	note   string // why the file is not read from where its bytes lie
 	tally  tally.Tally
-	gate   crew.Gate // of calls that use its backing files
-	once   sync.Once // gives it back
+	gate   crew.Gate   // of calls that use its backing files
+	once   sync.Once   // gives it back
+	seen   atomic.Bool // the GPU saw all bytes of the last request already
 
 	mu       sync.Mutex // guards what follows
 	moved    Moved
@@ -100,8 +102,7 @@ func (f *File) Close() (err error) {
 
 func (f *File) release() error {
 	leaving := f.source.Unshare()
-	errs := []error{f.r.forget(leaving)}
-	f.r.descriptors.Drop(leaving)
+	errs := []error{f.r.forget(leaving), f.r.descriptors.Drop(leaving)}
 	if s, ok := f.source.(connected); ok {
 		tally.Report(s.Daemon, f.tally.Rest())
 	}

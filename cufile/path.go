@@ -88,7 +88,7 @@ func (t *transfer) choose(ctx context.Context, pieces []source.Piece) (c Choice,
 	plan := f.r.mapped.Plan(pieces)
 	if plan.Registered() {
 		t.plan = plan
-		return Choice{Mapped, "its pages are registered with the GPU already"}, false, nil
+		return Choice{Mapped, seenWhy}, false, nil
 	}
 	plan.End()
 	fraction, known := source.Resident(pieces)

@@ -27,6 +27,9 @@ func (f *File) Prefetch(ctx context.Context, spans []Span) error {
 		return err
 	}
 	defer f.gate.Leave()
+	if f.seen.Load() { // what is registered is there
+		return nil
+	}
 	if p, ok := f.source.(prefetcher); ok {
 		ranges := make([]control.Range, len(spans))
 		for i, s := range spans {

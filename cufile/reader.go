@@ -45,8 +45,9 @@ type Options struct {
 	Share *Shared
 
 	// Descriptors bounds the backing files of mounts that are kept open, 0 means a quarter of RLIMIT_NOFILE, at most
-	// 16,384. For a GPU each may have two descriptors, the second one with O_DIRECT. A random batch of more shards opens
-	// and closes files, which takes milliseconds. Readers of one process leave half of its descriptors to its other files.
+	// 16,384, and for a GPU a 16th of a limit up to 4,096. For a GPU each may have two descriptors, the second one with O_DIRECT. Shards are opened to be registered
+	// with the GPU; rows of registered shards need no descriptor. Elsewhere a random batch of more shards opens and closes
+	// files, which takes milliseconds. Readers of one process leave half of its descriptors to its other files.
 	Descriptors int
 
 	// Auto cannot see whether the bytes will be read again, nor how many readers share the machine.
@@ -65,8 +66,11 @@ type Options struct {
 	adapt bool // Threads is the most of them: see crew.Pace
 }
 
-// mostDescriptors is what a daemon lends to each of eight readers of one user.
-const mostDescriptors = 1 << 14
+// mostDescriptors is what a daemon lends to each of eight readers of one user. fewDescriptors is a low limit of a process.
+const (
+	mostDescriptors = 1 << 14
+	fewDescriptors  = 1 << 12
+)
 
 func (o *Options) setDefaults() error {
 	o.Path, o.Client = cmp.Or(o.Path, Auto), cmp.Or(o.Client, "hbmfs reader")
@@ -92,7 +96,11 @@ func (o *Options) setDefaults() error {
 		o.Descriptors = mostDescriptors
 		var limit unix.Rlimit
 		if unix.Getrlimit(unix.RLIMIT_NOFILE, &limit) == nil {
-			o.Descriptors = int(max(2, min(limit.Cur/4, mostDescriptors)))
+			share := uint64(4)
+			if limit.Cur <= fewDescriptors && o.Device != HostDevice { // several readers come by few, and registered rows need none
+				share = 16
+			}
+			o.Descriptors = int(max(2, min(limit.Cur/share, mostDescriptors)))
 		}
 	}
 	if o.Descriptors < 2 {
@@ -319,6 +327,7 @@ func (r *Reader) release() error {
 		}
 	}
 	r.stuck.Wait()
+	r.descriptors.Watch().Close()
 	if r.arena != nil { // that of a GPU has gone with what else is the GPU's
 		errs = append(errs, r.arena.Close())
 	}

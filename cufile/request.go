@@ -43,7 +43,11 @@ func (f *File) BeginGather(ctx context.Context, to Target, offsets []int64, leng
 			return Result{}, err
 		}
 		where := f.r.destination(to.Pointer, int64(len(offsets))*length*times, after)
-		return f.scatter(ctx, where, to.Widen, source.Rows(offsets, length))
+		rows := source.Rows(offsets, length)
+		if to.Widen == WidenNone {
+			return scatterAll(ctx, where, []part{{f, rows}})
+		}
+		return f.scatter(ctx, where, to.Widen, rows)
 	})
 }
 

@@ -23,7 +23,22 @@ type part struct {
 
 // scatterAll moves the spans of all files at once: by one launch where they are at hand, and else file by file. One that fails
 // ends the others. The choice is that of the first bytes.
-func scatterAll(ctx context.Context, to crew.Destination, parts []part) (total Result, err error) {
+func scatterAll(ctx context.Context, to crew.Destination, parts []part) (Result, error) {
+	total, missing, err := moveSeen(ctx, to, parts)
+	if err == nil && len(missing) > 0 {
+		to.Also = nil // it is done
+		rest, err := scatterUnseen(ctx, to, missing)
+		total.add(rest)
+		return total, err
+	}
+	if !errors.Is(err, mapped.ErrApart) {
+		return total, err
+	}
+	return scatterUnseen(ctx, to, parts)
+}
+
+// scatterUnseen is scatterAll for spans that the GPU may not see yet.
+func scatterUnseen(ctx context.Context, to crew.Destination, parts []part) (total Result, err error) {
 	if len(parts) > 1 {
 		if total, err = scatterTogether(ctx, to, parts); !errors.Is(err, mapped.ErrApart) {
 			return total, err
@@ -54,6 +69,76 @@ func scatterAll(ctx context.Context, to crew.Destination, parts []part) (total R
 		total.add(result)
 	}
 	return total, nil
+}
+
+// moveSeen moves the rows that the GPU sees already, of files of one Reader, and gives the others. It fails with [mapped.ErrApart] where there are none.
+func moveSeen(ctx context.Context, to crew.Destination, parts []part) (total Result, missing []part, err error) {
+	rows, err := seenRows(parts)
+	r := parts[0].file.r
+	if err == nil {
+		var finished <-chan struct{}
+		if finished, err = r.mapped.MoveRows(ctx, &to, r.descriptors.Watch(), rows); err != nil {
+			r.quiet(finished)
+		}
+	}
+	for i, p := range parts {
+		p.file.seen.Store(err == nil && len(rows[i].Missing) == 0)
+	}
+	if err != nil {
+		return total, nil, err
+	}
+	choice := Choice{Mapped, seenWhy}
+	for i, p := range parts {
+		if len(rows[i].Missing) > 0 {
+			missing = append(missing, part{p.file, rows[i].Missing})
+		}
+		if n := sizeOf(p.spans) - sizeOf(rows[i].Missing); n > 0 {
+			moved := Moved{}
+			moved.count(Mapped, n)
+			p.file.account(moved, choice)
+			total.add(Result{moved, choice})
+		}
+	}
+	return total, missing, nil
+}
+
+// seenRows gives the rows of parts that the GPU may see, small ones of files of one Reader.
+func seenRows(parts []part) ([]mapped.Rows, error) {
+	r := parts[0].file.r
+	if r.mapped == nil || r.opt.Share != nil || r.opt.Path != Auto && r.opt.Path != Mapped || r.mapped.PinnedBytes() == 0 {
+		return nil, mapped.ErrApart
+	}
+	rows, size, count := make([]mapped.Rows, len(parts)), int64(0), 0
+	for i, p := range parts {
+		n := sizeOf(p.spans)
+		if n == 0 {
+			continue
+		}
+		placed, ok := p.file.source.(source.Placed)
+		if !ok || p.file.r != r || p.file.insideAll(p.spans) != nil { // the caller may have changed them
+			return nil, mapped.ErrApart
+		}
+		of := placed.Map()
+		if of == nil {
+			return nil, mapped.ErrApart
+		}
+		rows[i] = mapped.Rows{Of: of, Spans: p.spans}
+		size, count = size+n, count+len(p.spans)
+	}
+	if count == 0 || size > bytesMoved || size/int64(count) >= r.device.CUDA.SmallPieces() {
+		return nil, mapped.ErrApart
+	}
+	return rows, nil
+}
+
+// seenWhy is why a request takes the mapped path where nothing else is to be done.
+const seenWhy = "its pages are registered with the GPU already"
+
+func sizeOf(spans []source.Span) (n int64) {
+	for i := range spans {
+		n += spans[i].N
+	}
+	return n
 }
 
 // scatterTogether moves spans of several files whose bytes are open and registered with the GPU. Otherwise nothing was moved, and it
@@ -156,11 +241,13 @@ func (f *File) scatterByArena(ctx context.Context, to *crew.Destination, kind Wi
 				places = append(places, s)
 			}
 		}
-		v, err := t.allocate(ctx)
-		if err != nil {
-			return Result{}, err
+		v, err := t.fillSeen(ctx, end)
+		if errors.Is(err, mapped.ErrApart) {
+			if v, err = t.allocate(ctx); err == nil {
+				err = t.fill(ctx, v)
+			}
 		}
-		if err := t.fill(ctx, v); err != nil {
+		if err != nil {
 			return Result{}, err
 		}
 		err = f.r.widen.Move(ctx, to, kind, v.destination(), places)
@@ -171,6 +258,32 @@ func (f *File) scatterByArena(ctx context.Context, to *crew.Destination, kind Wi
 		}
 	}
 	return total, nil
+}
+
+// fillSeen brings rows, of which the GPU may see some already, into n bytes of the arena. Otherwise it fails with [mapped.ErrApart].
+func (t *transfer) fillSeen(ctx context.Context, n int64) (*View, error) {
+	parts := []part{{t.f, t.spans}}
+	if _, err := seenRows(parts); err != nil {
+		return nil, err
+	}
+	v, err := t.f.r.view(ctx, n, 0)
+	if err != nil {
+		return nil, err
+	}
+	result, missing, err := moveSeen(ctx, *v.destination(), parts)
+	if err == nil && len(missing) > 0 {
+		var rest Result
+		if rest, err = t.f.moveTo(ctx, *v.destination(), missing[0].spans); errors.Is(err, errArena) {
+			err = mapped.ErrApart
+		}
+		result.add(rest)
+	}
+	if err != nil {
+		v.Release()
+		return nil, err
+	}
+	v.moved, v.choice = result.Moved, result.Choice
+	return v, nil
 }
 
 // parts cuts spans into parts of at most limit bytes, and leaves empty ones out.

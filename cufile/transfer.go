@@ -64,12 +64,7 @@ type transfer struct {
 }
 
 // size is the number of bytes.
-func (t *transfer) size() (n int64) {
-	for i := range t.spans {
-		n += t.spans[i].N
-	}
-	return n
-}
+func (t *transfer) size() (n int64) { return sizeOf(t.spans) }
 
 // lone gives the piece of a transfer that is one piece, in a backing file; nil for others.
 func (t *transfer) lone() *source.Piece {
@@ -82,22 +77,29 @@ func (t *transfer) lone() *source.Piece {
 // allocate finds the bytes and takes memory of the arena for them. Nothing is under way when it fails.
 func (t *transfer) allocate(ctx context.Context) (*View, error) {
 	r := t.f.r
-	v := &View{r: r, n: t.size()}
-	if err := t.f.retryMoved(ctx, func(inMount bool) error { return t.locate(ctx, inMount) }); err != nil || v.n == 0 {
-		v.choice = t.choice
-		return v, err
+	n := t.size()
+	if err := t.f.retryMoved(ctx, func(inMount bool) error { return t.locate(ctx, inMount) }); err != nil || n == 0 {
+		return &View{r: r, choice: t.choice}, err
 	}
 	if p := t.lone(); p != nil && (t.choice.Path == Direct || t.choice.Path == Compat) {
 		t.envelope, t.skew = true, p.Offset%driver.PageSize
 	}
-	reserved := driver.RoundUp(t.skew+v.n, driver.PageSize) // whole pages, so that an aligned envelope fits
+	v, err := r.view(ctx, n, t.skew)
+	if err != nil {
+		return nil, err
+	}
+	t.to = *v.destination()
+	return v, nil
+}
+
+// view takes memory of the arena for n bytes, the first of which has a place in its page.
+func (r *Reader) view(ctx context.Context, n, skew int64) (*View, error) {
+	reserved := driver.RoundUp(skew+n, driver.PageSize) // whole pages, so that an aligned envelope fits
 	at, err := r.arena.Reserve(ctx, reserved)
 	if err != nil {
 		return nil, err
 	}
-	v.at, v.reserved, v.skew = at, reserved, t.skew
-	t.to = *v.destination()
-	return v, nil
+	return &View{r: r, n: n, at: at, reserved: reserved, skew: skew}, nil
 }
 
 // fill brings the bytes into the view that was reserved, and releases it where that fails.

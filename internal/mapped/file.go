@@ -31,6 +31,8 @@ type file struct {
 	gone    bool // it is about to be unmapped
 
 	last, next int64 // the window that was used last, and the one that a sequential reader needs next; 0 for none
+
+	seen *source.Registered // what rows are found by; nil where several readers share the windows
 }
 
 // window is a range of a file that is registered, or about to be.
@@ -43,6 +45,7 @@ type window struct {
 	element   *list.Element                    // nil until it is registered, and when it is being given up
 	settled   chan struct{}                    // closed when that is over
 	addresses map[driver.Handle]driver.Pointer // by context
+	end       *source.End                      // nil where it is not known
 }
 
 // mapFile gives a file's address space. It needs mu.
@@ -62,10 +65,14 @@ func (m *Windows) mapFile(b *source.Backing) (*file, error) {
 		_ = unix.Madvise(memory, unix.MADV_HUGEPAGE)
 		n := (int64(len(memory)) + m.size - 1) / m.size
 		f = &file{key: fileKey{b.Dev, b.Ino, b.Length}, memory: memory, windows: make([]*window, n), filled: make([]bool, n), users: map[*source.Backing]bool{}}
+		if m.readers == 1 {
+			f.seen = &source.Registered{Window: m.size, At: make([]driver.Pointer, n), Used: make([]bool, n)}
+		}
 		m.files[f.key] = f
 	}
 	f.users[b] = true
 	m.used[b] = f
+	b.Seen.Store(f.seen)
 	return f, nil
 }
 
@@ -77,6 +84,17 @@ func (f *file) registered() (list []*window) {
 		}
 	}
 	return list
+}
+
+// findEnd finds the end of what is registered. It needs mu.
+func (f *file) findEnd() {
+	for i := len(f.windows) - 1; i >= 0; i-- {
+		if window := f.windows[i]; window != nil && window.element != nil {
+			f.seen.End.Store(window.end)
+			return
+		}
+	}
+	f.seen.End.Store(nil)
 }
 
 // idle says whether a file has no window at all.
@@ -109,6 +127,7 @@ func (m *Windows) unmap(w *crew.Worker, f *file) error {
 	delete(m.files, f.key)
 	f.gone = true // another that waited for the same may have given up
 	for b := range f.users {
+		b.Seen.Store(nil)
 		delete(m.used, b)
 	}
 	return unix.Munmap(f.memory)
@@ -121,8 +140,13 @@ func (m *Windows) thin(w *crew.Worker) error {
 	m.mu.Lock()
 	var victims []*window
 	files := map[*file]bool{}
-	for e := m.order.Back(); e != nil && len(m.files)-len(files) > m.mostFiles/2; e = e.Prev() {
-		if oldest := e.Value.(*window); oldest.refs == 0 {
+	for e := m.order.Back(); e != nil && len(m.files)-len(files) > m.mostFiles/2; {
+		oldest := e.Value.(*window)
+		e = e.Prev()
+		switch {
+		case oldest.readLately():
+			m.order.MoveToFront(oldest.element)
+		case oldest.refs == 0:
 			victims = append(victims, oldest)
 			files[oldest.file] = true
 		}
@@ -151,6 +175,7 @@ func (m *Windows) forget(w *crew.Worker, b *source.Backing) error {
 	if f == nil {
 		return nil
 	}
+	b.Seen.Store(nil)
 	delete(f.users, b)
 	delete(m.used, b)
 	if len(f.users) > 0 {
@@ -194,6 +219,7 @@ func (m *Windows) discardAll(w *crew.Worker) error {
 	var errs []error
 	for _, f := range slices.Collect(maps.Values(m.files)) {
 		for b := range f.users {
+			b.Seen.Store(nil)
 			delete(m.used, b)
 		}
 		clear(f.users)

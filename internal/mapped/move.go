@@ -30,7 +30,7 @@ func (p *Plan) Move(ctx context.Context, to *crew.Destination) (moved int64, fin
 	if !errors.Is(err, ErrApart) {
 		return moved, finished, err
 	}
-	if err := p.unshortened(); err != nil {
+	if err := p.unchanged(); err != nil {
 		return 0, nil, err
 	}
 	if err := m.windows.expect(p.list); err != nil {
@@ -47,7 +47,7 @@ func (p *Plan) Move(ctx context.Context, to *crew.Destination) (moved int64, fin
 		})
 	}
 	if err == nil {
-		err = p.unshortened() // nothing else would tell: bytes that were cut off have become zeros
+		err = p.unchanged() // nothing else would tell: bytes that were cut off have become zeros
 	}
 	if err != nil {
 		return 0, finished, err
@@ -137,10 +137,10 @@ func (p *Plan) entries() (n int64) {
 	return n
 }
 
-// unshortened fails when one of the files has become shorter than it was when it was opened.
-func (p *Plan) unshortened() error {
+// unchanged fails when one of the files has changed since it was opened.
+func (p *Plan) unchanged() error {
 	for b := range p.files {
-		if err := b.Unshortened(); err != nil {
+		if err := b.Unchanged(); err != nil {
 			return err
 		}
 	}

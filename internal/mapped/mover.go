@@ -83,7 +83,7 @@ func (m *Mover) Files() int {
 	return len(m.windows.files)
 }
 
-// LimitFiles bounds the files that are mapped at once, 16,384 unless told: a process may have 65,530 mappings in all.
+// LimitFiles bounds the files that are mapped at once: a quarter of the mappings of a process unless told.
 func (m *Mover) LimitFiles(most int) {
 	m.windows.mu.Lock()
 	defer m.windows.mu.Unlock()

@@ -42,7 +42,7 @@ func (m *Mover) moveRegistered(ctx context.Context, to *crew.Destination, p *Pla
 		return m.moveGroup(w, to, g, kernel, func() ([]*window, []driver.Pointer, error) { return m.borrow(w, p.list) }, giveBack)
 	})
 	if err == nil {
-		err = p.unshortened() // nothing else would tell: bytes that were cut off have become zeros
+		err = p.unchanged() // nothing else would tell: bytes that were cut off have become zeros
 	}
 	if err != nil {
 		return 0, finished, err

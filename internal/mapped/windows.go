@@ -4,6 +4,9 @@ import (
 	"container/list"
 	"errors"
 	"fmt"
+	"os"
+	"strconv"
+	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -27,6 +30,9 @@ type Windows struct {
 	mostFiles int   // that are mapped at once
 	fill      *filler
 
+	// Where one reader has the windows, its thread alone registers and gives up, and only it uses this: it rises with each window that goes.
+	generation uint32
+
 	mu      sync.Mutex                // guards what follows, and file and window
 	used    map[*source.Backing]*file // by the Backing of each reader
 	ahead   map[*crew.Worker]*file    // in which a worker may look ahead
@@ -38,14 +44,23 @@ type Windows struct {
 }
 
 func newWindows(size, limit int64, readers int) *Windows {
-	m := &Windows{size: size, limit: max(limit, int64(readers+1)*size), readers: readers, mostFiles: mostMapped,
-		used: map[*source.Backing]*file{}, files: map[fileKey]*file{}, ahead: map[*crew.Worker]*file{}, order: list.New(), changed: make(chan struct{})}
+	m := &Windows{size: size, limit: max(limit, int64(readers+1)*size), readers: readers, mostFiles: mostMapped(),
+		used: map[*source.Backing]*file{}, files: map[fileKey]*file{}, ahead: map[*crew.Worker]*file{}, order: list.New(), changed: make(chan struct{}), generation: 1}
 	m.fill = newFiller(m)
 	return m
 }
 
-// mostMapped bounds the mapped files: a process may have 65,530 mappings in all (vm.max_map_count).
-const mostMapped = 1 << 14
+// mostMapped bounds the mapped files: a quarter of the mappings that a process may have, 65,530 in all as a rule.
+func mostMapped() int {
+	const usual, file = 65530, "/proc/sys/vm/max_map_count"
+	most := usual
+	if text, err := os.ReadFile(file); err == nil {
+		if n, err := strconv.Atoi(strings.TrimSpace(string(text))); err == nil {
+			most = n
+		}
+	}
+	return max(most/4, 1)
+}
 
 // groupLimit is the bytes of windows that one request may use at once. While all Readers use so much, and each waits for one
 // window more, there is still room for it.
@@ -259,8 +274,13 @@ func (m *Windows) discardOldest(w *crew.Worker, size int64) error {
 	m.mu.Lock()
 	var victims []*window
 	left := m.bytes + size
-	for e := m.order.Back(); e != nil && left > m.limit/2; e = e.Prev() {
-		if oldest := e.Value.(*window); oldest.refs == 0 {
+	for e := m.order.Back(); e != nil && left > m.limit/2; {
+		oldest := e.Value.(*window)
+		e = e.Prev()
+		switch {
+		case oldest.readLately():
+			m.order.MoveToFront(oldest.element)
+		case oldest.refs == 0:
 			victims = append(victims, oldest)
 			left -= int64(len(oldest.memory))
 		}
@@ -285,6 +305,11 @@ func (m *Windows) register(w *crew.Worker, f *file, index int64) (*window, error
 		err = unmapped(fmt.Sprintf("%d bytes", size), err)
 	} else {
 		found.element = m.order.PushFront(found)
+		if f.seen != nil {
+			f.seen.At[index], _ = found.address(w)    // where it fails, requests that need the window meet the same
+			found.end, _ = source.EndOf(found.memory) // where it fails, the file's descriptor is needed
+			f.findEnd()
+		}
 	}
 	close(found.settled)
 	return found, err
@@ -302,6 +327,11 @@ func (m *Windows) discard(w *crew.Worker, windows []*window) error {
 	for _, window := range windows {
 		m.order.Remove(window.element)
 		window.element, window.settled = nil, make(chan struct{})
+		if seen := window.file.seen; seen != nil {
+			seen.At[window.index], seen.Used[window.index] = 0, false
+			window.file.findEnd()
+			m.generation++
+		}
 	}
 	m.mu.Unlock()
 	var errs []error
@@ -325,10 +355,14 @@ func (m *Windows) discard(w *crew.Worker, windows []*window) error {
 
 // noteUse notes which window a reader of the file uses, and which one it will need next if it reads on. It needs mu.
 func (f *file) noteUse(m *Windows, w *crew.Worker, index int64) {
-	switch {
-	case index == f.last:
+	switch step := index - f.last; {
+	case step == 0:
 		return
-	case index == f.last+1 && index+1 < int64(len(f.windows)):
+	case step == 1 || step == 2 && f.windows[index-1] != nil: // rows that are found in a registered window are not noted
+		if index+1 == int64(len(f.windows)) {
+			f.next = 0
+			break
+		}
 		f.next, m.ahead[w] = index+1, f
 		for further := f.next; further < min(f.next+2, int64(len(f.windows))); further++ {
 			m.fill.ask(f, further)

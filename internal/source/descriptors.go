@@ -25,6 +25,7 @@ type Descriptors struct {
 	letGo func(context.Context, []*Backing) error // makes the device let go of files, so that they can be closed
 	turn  chan struct{}                           // held while files are opened and closed: only its holder waits for pins
 	freed chan struct{}                           // holds a hint that some file is no longer pinned
+	watch *Watch
 
 	mu      sync.Mutex // guards what follows, and pins and element of each backing
 	order   *list.List // of *backing: those that are open, the most recently used first
@@ -42,8 +43,26 @@ type Lender interface {
 
 // NewDescriptors bounds the open files by limit. letGo makes the device let go of files that are about to be closed.
 func NewDescriptors(limit int, letGo func(context.Context, []*Backing) error) *Descriptors {
-	return &Descriptors{limit: limit, letGo: letGo, turn: make(chan struct{}, 1), freed: make(chan struct{}, 1), order: list.New()}
+	h := &Descriptors{limit: limit, letGo: letGo, turn: make(chan struct{}, 1), freed: make(chan struct{}, 1), order: list.New()}
+	h.watch = newWatch(h.refresh)
+	return h
 }
+
+// refresh makes files the most recently used ones.
+func (h *Descriptors) refresh(files []*Backing) {
+	now := time.Now()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, b := range files {
+		if b.element != nil {
+			h.order.MoveToFront(b.element)
+			b.used = now
+		}
+	}
+}
+
+// Watch is that of all files which the Descriptors have open, and of others that their reader opens.
+func (h *Descriptors) Watch() *Watch { return h.watch }
 
 // mostShare bounds the files of one request: the mappings of so many are registered together. mostCached bounds the open files of
 // caches that no request needs: they take room on the disk that other readers may want.
@@ -261,6 +280,7 @@ func (h *Descriptors) add(b *Backing) {
 	if b.Cached {
 		h.cached++
 	}
+	h.watch.opened(b)
 }
 
 // remove takes a file out of the order. The caller holds mu.
@@ -297,6 +317,9 @@ func (h *Descriptors) Unpin(files []*Backing) {
 func (h *Descriptors) closeFiles(ctx context.Context, files []*Backing) error {
 	if len(files) == 0 {
 		return nil
+	}
+	for _, b := range files {
+		_ = h.watch.closing(b) // each request of the file gives the error
 	}
 	if err := h.letGo(ctx, files); err != nil {
 		h.mu.Lock()
@@ -366,11 +389,13 @@ func (h *Descriptors) own(from *os.File, before int) (fd int, err error) {
 	return fd, nil
 }
 
-// Drop closes those of a File that is closed. The end of its connection says so to the daemon.
-func (h *Descriptors) Drop(files []*Backing) {
+// Drop closes those of a File that is closed, and says which have changed. The end of its connection says so to the daemon.
+func (h *Descriptors) Drop(files []*Backing) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	var errs []error
 	for _, b := range files {
+		errs = append(errs, h.watch.closing(b))
 		b.dropped = true
 		if b.element == nil {
 			continue
@@ -382,6 +407,7 @@ func (h *Descriptors) Drop(files []*Backing) {
 		h.remove(b)
 		_ = b.Close() // as above
 	}
+	return errors.Join(errs...)
 }
 
 // Group is pieces whose backing files can be open at once.

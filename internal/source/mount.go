@@ -30,6 +30,7 @@ type mountedFile struct {
 	mu      sync.Mutex // guards what follows
 	client  *connection
 	all     known // of all its bytes; not known while they are many and no request needed all
+	place   *Map  // of all.runs, once it was asked for
 	many    bool  // runs: more than fewRuns
 	objects map[uint64]*Backing
 	lent    map[*Backing]bool // those that the daemon was not told to be closed
@@ -39,10 +40,10 @@ type mountedFile struct {
 const InlineObject = 0
 
 // A regular view has few runs, whatever its size. Up to fewRuns are asked for at once. Of a file with more only those
-// of a request are, until one needs more than that itself: then they are kept. mostRuns bounds their memory, 56 bytes
-// each.
+// of a request are, until one needs more than manyRuns: then all are kept. mostRuns bounds their memory, 56 bytes each.
 const (
 	fewRuns  = 1 << 12
+	manyRuns = 1 << 6
 	mostRuns = 1 << 22
 )
 
@@ -112,7 +113,7 @@ func (m *mountedFile) Runs(ctx context.Context, offset, n int64) ([]Run, error) 
 	if all, err := m.few(ctx); all != nil || err != nil {
 		return all, err
 	}
-	some, err := m.extents(ctx, offset, n, fewRuns)
+	some, err := m.extents(ctx, offset, n, manyRuns)
 	if !errors.Is(err, ErrTooLarge) {
 		return some, err
 	}
@@ -146,23 +147,38 @@ func (m *mountedFile) ask(ctx context.Context, most int64) ([]Run, error) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.all = newKnown(all, time.Since(began))
+	m.all, m.place = newKnown(all, time.Since(began)), nil
 	return all, nil
+}
+
+// Map implements [Placed].
+func (m *mountedFile) Map() *Map {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if n := len(m.all.runs); m.place == nil && n > 0 && n <= mostPlaced {
+		m.place = newMap(m.all.runs, m.backing)
+	}
+	return m.place
 }
 
 func (m *mountedFile) Relocate(context.Context) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.all = known{}
+	m.all, m.place = known{}, nil
 	return nil
 }
 
 func (m *mountedFile) Backing(r *Run) *Backing {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.backing(r)
+}
+
+// backing needs mu.
+func (m *mountedFile) backing(r *Run) *Backing {
 	if r.Object == InlineObject || r.Object == pendingObject {
 		return m.inline
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
 	b := m.objects[r.Object]
 	if b == nil {
 		b = Lent(m, m.opener.ids.Add(1), fmt.Sprintf("%s (object %d)", m.file.Name(), r.Object), r.Object, r.Logical, m.cached())
@@ -299,10 +315,13 @@ func (m *mountedFile) redeem(ctx context.Context, ticket control.Ticket, files [
 	return nil
 }
 
-// crowded names a daemon's refusal to lend more.
+// crowded names a daemon's refusal to lend more, and that this process may have no more open.
 func crowded(err error) error {
-	if errors.Is(err, unix.EAGAIN) {
+	switch {
+	case errors.Is(err, unix.EAGAIN):
 		return fmt.Errorf("%w: the daemon lends as many as it may: %w", ErrCrowded, err)
+	case errors.Is(err, control.ErrTooManyFiles), errors.Is(err, unix.EMFILE):
+		return fmt.Errorf("%w: %w", ErrCrowded, err)
 	}
 	return err
 }
@@ -320,7 +339,7 @@ func (b *Backing) redeem(from *control.Backing, h *Descriptors, before int) erro
 	}
 	fd, err := h.own(from.File, before)
 	if err != nil {
-		return fmt.Errorf("open %s: take over its descriptor: %w", b.Name, err)
+		return fmt.Errorf("open %s: take over its descriptor: %w", b.Name, crowded(err))
 	}
 	return b.Adopt(fd)
 }
@@ -337,6 +356,7 @@ func (m *mountedFile) Release(ctx context.Context, files []*Backing) {
 		}
 		if b.Cached && m.objects[b.Object] == b {
 			delete(m.objects, b.Object)
+			m.place = nil
 		}
 	}
 	m.mu.Unlock()

@@ -95,13 +95,9 @@ func (q *spans) eachPiece(s Span, fn func(Piece) error) error {
 			return fmt.Errorf("source: internal error: no run covers offset %d", offset)
 		}
 		r := &q.runs[i]
-		k := (offset - r.Logical) / r.Length
-		skip := offset - r.Logical - k*r.Length
-		take := min(r.Length-skip, n)
-		if r.Count == 1 || r.Stride == r.Length {
-			take = min(r.End()-offset, n)
-		}
-		if err := fn(Piece{q.file(r), r.Offset + k*r.Stride + skip, to, take}); err != nil {
+		place, take := r.At(offset)
+		take = min(take, n)
+		if err := fn(Piece{q.file(r), place, to, take}); err != nil {
 			return err
 		}
 		offset, to, n = offset+take, to+take, n-take

@@ -15,9 +15,12 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/control"
 )
 
 // File says where a file's bytes lie. A plain file is one run of itself; a file of a mount asks the mount.
@@ -65,6 +68,14 @@ type Backing struct {
 	dropped bool          // no File uses it any more; guarded by Descriptors.mu
 	element *list.Element // in Descriptors.order while it is open; guarded by Descriptors.mu
 
+	written      unix.Timespec              // when it was written to last, as of its opening
+	changed      atomic.Pointer[error]      // once a look has found that
+	told         atomic.Bool                // a request has failed by it
+	open, marked bool                       // for a Watch; guarded by its mu
+	due          bool                       // it was read since it was last looked at; likewise
+	look         sync.Mutex                 // held while it is looked at
+	Seen         atomic.Pointer[Registered] // where a device sees it; nil where it is not mapped
+
 	mu       sync.Mutex
 	directFD int // O_DIRECT, opened on demand: 0 not tried, -1 refused
 }
@@ -92,7 +103,7 @@ func (b *Backing) Adopt(fd int) error {
 	if st.Mode&unix.S_IFMT != unix.S_IFREG {
 		return errors.Join(fmt.Errorf("read %s: it is no regular file", b.Name), unix.Close(fd))
 	}
-	b.FD, b.Length, b.Dev, b.Ino = fd, st.Size, st.Dev, st.Ino
+	b.FD, b.Length, b.Dev, b.Ino, b.written = fd, st.Size, st.Dev, st.Ino, st.Mtim
 	return nil
 }
 
@@ -125,14 +136,21 @@ func (b *Backing) Close() error {
 	return err
 }
 
-// Unshortened fails when the file has become shorter than it was when it was opened.
-func (b *Backing) Unshortened() error {
+// Unchanged fails when the file has become shorter than it was when it was opened. A mount's file must not have been written to either.
+func (b *Backing) Unchanged() error {
+	if known := b.changed.Load(); known != nil {
+		b.told.Store(true)
+		return *known
+	}
 	var st unix.Stat_t
 	if err := unix.Fstat(b.FD, &st); err != nil {
 		return fmt.Errorf("stat %s: %w", b.Name, err)
 	}
-	if st.Size < b.Length {
+	switch {
+	case st.Size < b.Length:
 		return fmt.Errorf("read %s at %d: %w: %w", b.Name, st.Size, ErrShort, io.ErrUnexpectedEOF)
+	case b.Lender != nil && !b.Cached && st.Mtim != b.written:
+		return fmt.Errorf("read %s: it was written to after it was opened: %w", b.Name, control.ErrStale)
 	}
 	return nil
 }
@@ -162,10 +180,32 @@ func ReadAtLeast(fd int, name string, p []byte, offset int64, least int) (int, e
 }
 
 // plainFile is a file that is in no mount.
-type plainFile struct{ backing *Backing }
+type plainFile struct {
+	backing *Backing
+	place   *Map // nil for an empty file
+}
 
 // Plain gives an open file as a source.
-func Plain(b *Backing) File { return &plainFile{b} }
+func Plain(b *Backing) File {
+	p := &plainFile{backing: b}
+	b.open = true // no other thread knows it yet
+	if b.Length > 0 {
+		p.place = newMap([]Run{p.run()}, p.Backing)
+	}
+	return p
+}
+
+// Map implements [Placed].
+func (p *plainFile) Map() *Map {
+	if p.backing.Inline {
+		return nil
+	}
+	return p.place
+}
+
+func (p *plainFile) run() Run {
+	return Run{Length: p.backing.Length, Count: 1, Object: p.backing.ID}
+}
 
 // OpenPlain opens a file anywhere. Not os.Open: its descriptor may get O_NONBLOCK, which cuFile refuses.
 func OpenPlain(name string, id uint64) (File, error) {
@@ -197,7 +237,7 @@ func OpenFile(name string) (int, error) {
 func (p *plainFile) Size() int64 { return p.backing.Length }
 
 func (p *plainFile) Runs(context.Context, int64, int64) ([]Run, error) {
-	return []Run{{Length: p.backing.Length, Count: 1, Object: p.backing.ID}}, nil
+	return []Run{p.run()}, nil
 }
 
 func (p *plainFile) Backing(*Run) *Backing { return p.backing }

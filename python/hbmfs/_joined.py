@@ -81,6 +81,11 @@ class Rows:
         self._scatter = Scatter.of(datasets)
         self._writer = self._scatter or _scatter_of(first)  # of what sequences say
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the batches are in a GPU's memory."""
+        return bool(self._datasets[0].place().orders)
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Made again of the datasets, which multiprocessing's spawn opens again."""
         return Rows, (self._datasets, self._given)
@@ -139,6 +144,8 @@ class Beside:
 
     def __init__(self, rows: dict[str, Rows]) -> None:
         self._rows = rows
+        self.on_gpu = next(iter(rows.values())).on_gpu
+        """Whether the batches are in a GPU's memory."""
 
     def begin_gather(self, batch: Batch, length: int, *, dtype: Any = None) -> Joined:
         """Starts reading a batch, whose tokens are a dict. dtype is of the first name."""

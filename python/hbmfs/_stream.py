@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._device import imported_torch
-from ._joined import Batch
+from ._joined import Batch, Beside, Rows
 from ._queue import Queue
 from ._segments import as_tensors, rows_and_labels, shifted
 from .errors import InvalidError
@@ -24,6 +24,7 @@ from .errors import InvalidError
 STATE_VERSION = 1
 NEVER = 1 << 62
 """A position that no run reaches."""
+_DEPTH, _UNDER_WAY = 8, 256 << 20  # batches that keep the link to a GPU busy, in so many bytes of tokens of 8 bytes
 _WINDOW, _WINDOW_SAMPLES = 64, 1 << 17  # batches, of so many samples of all ranks, that are planned at once where nobody is told
 
 
@@ -39,10 +40,11 @@ class Stream:
     """
 
     _row: int  # tokens read for one sample
+    _rows: Rows | Beside
     pass_samples: int | None
 
     def __init__(
-        self, batch_size: int, seq_len: int, *, seed: int, rank: int | None, world_size: int | None, dtype: Any, depth: int, ahead: int, shuffle: bool,
+        self, batch_size: int, seq_len: int, *, seed: int, rank: int | None, world_size: int | None, dtype: Any, depth: int | None, ahead: int, shuffle: bool,
         drop_last: bool, targets: bool, tensors: bool | None,
     ) -> None:  # fmt: skip
         self.dtype = dtype
@@ -57,7 +59,7 @@ class Stream:
         self.world_size = at_least(1, "world_size", 1 if world_size is None else world_size)
         if self.rank >= self.world_size:
             raise InvalidError(f"rank is {self.rank}: give 0 to {self.world_size - 1}, since world_size is {self.world_size}")
-        self.depth, self.ahead = at_least(1, "depth", depth), at_least(0, "ahead", ahead)
+        self._depth, self.ahead = None if depth is None else at_least(1, "depth", depth), at_least(0, "ahead", ahead)
         self.shuffle, self.drop_last, self.targets = bool(shuffle), bool(drop_last), bool(targets)
         self._row = self.seq_len + self.targets
         self._position = self._began = 0  # the sample to come, and the one that this pass began with
@@ -68,6 +70,14 @@ class Stream:
             # DataLoader asks by isinstance whether to iterate; IterableDataset is an abstract base class. Not a base
             # of ours, since importing torch takes seconds that a reader on the CPU need not spend.
             torch.utils.data.IterableDataset.register(type(self))
+
+    @property
+    def depth(self) -> int:
+        """Batches on their way while the caller works on one."""
+        if self._depth is not None:
+            return self._depth
+        most = _DEPTH if self._rows.on_gpu else 2
+        return max(2, min(most, _UNDER_WAY // (8 * self.batch_size * self._row)))
 
     @property
     def _step(self) -> int:

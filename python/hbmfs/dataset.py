@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # A dataset that takes at most this part of the host's memory, in at most so many runs, is kept registered with the
 # GPU once it was read: random batches then come at the link's speed. A registration is a mapping of this process, of
 # which Linux allows 65,530.
-_KEPT_PART, _KEPT_RUNS, _KEPT_ROOM = 4, 8192, 512 << 20
+_KEPT_PART, _KEPT_RUNS, _KEPT_ROOM = 4, 1 << 18, 512 << 20
 
 _WIDEN = {"uint16": _native.U16_TO_I64, "uint32": _native.U32_TO_I64}
 

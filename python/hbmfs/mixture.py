@@ -79,7 +79,7 @@ class Mixture(Stream):
         rank: int | None = None,
         world_size: int | None = None,
         dtype: Any = None,
-        depth: int = 2,
+        depth: int | None = None,
         ahead: int = 16,
         shuffle: bool = True,
         documents: bool = False,

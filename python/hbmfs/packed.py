@@ -98,7 +98,7 @@ class PackedStream(Stream):
         rank: int | None = None,
         world_size: int | None = None,
         dtype: Any = None,
-        depth: int = 2,
+        depth: int | None = None,
         ahead: int = 16,
         shuffle: bool = True,
         epochs: int | None = None,

@@ -1,0 +1,195 @@
+package source
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Watch looks at files beside the requests that read them. A request that reads memory which the device sees asks the kernel nothing: a file that
+// was cut or rewritten is noticed within lookEvery, and each request of it fails from then on. Of a file without an open descriptor it sees the ends of
+// its mappings, so it notices cuts, and not what is written in place.
+//
+// A request marks a file, once in each turn. A turn ends when the Watch has looked at the marked files, or when a file is closed.
+type Watch struct {
+	used   func(files []*Backing) // is told which files were read in a turn
+	turn   atomic.Uint32
+	closed atomic.Uint32 // files that cannot be looked at any more
+
+	mu      sync.Mutex // guards what follows, and open, marked and due of each Backing
+	marked  []*Backing // in this turn
+	since   time.Time  // when it began
+	looking bool       // a goroutine looks
+	ended   bool
+	quit    chan struct{}
+	gone    sync.WaitGroup
+}
+
+// lookEvery is the time between two looks. It is longer where looking takes more than a twentieth of the time.
+const (
+	lookEvery = 100 * time.Millisecond
+	lookShare = 20
+)
+
+func newWatch(used func([]*Backing)) *Watch {
+	w := &Watch{used: used, quit: make(chan struct{})}
+	w.turn.Store(1)
+	return w
+}
+
+// Turn gives the number of this turn, from 1 on.
+func (w *Watch) Turn() uint32 { return w.turn.Load() }
+
+// Closed counts the files that were closed, and cannot be looked at any more.
+func (w *Watch) Closed() uint32 { return w.closed.Load() }
+
+// Mark has the next look include a file, until when it may be read. It is false for a file that cannot be looked at, or has changed.
+func (w *Watch) Mark(b *Backing) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.ended || b.changed.Load() != nil || !b.open && b.end() == nil {
+		return false
+	}
+	if b.marked {
+		return true
+	}
+	b.marked, b.due = true, true
+	w.marked = append(w.marked, b)
+	if !w.looking {
+		w.looking, w.since = true, time.Now()
+		w.gone.Go(w.look)
+	}
+	return true
+}
+
+// look looks at the marked files at the end of each turn, until a turn has none.
+func (w *Watch) look() {
+	timer := time.NewTimer(lookEvery)
+	defer timer.Stop()
+	for {
+		select {
+		case <-timer.C:
+		case <-w.quit:
+			return
+		}
+		list, since := w.next()
+		if len(list) == 0 {
+			return
+		}
+		w.used(list)
+		began := time.Now()
+		for some := range slices.Chunk(list, mostEnds) {
+			w.lookAt(some, since)
+		}
+		timer.Reset(max(lookEvery, lookShare*time.Since(began)))
+	}
+}
+
+// next begins a turn, and gives the files of the last one, and when that began.
+func (w *Watch) next() (list []*Backing, since time.Time) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.turn.Add(1)
+	list, since = w.marked, w.since
+	w.marked, w.since, w.looking = nil, time.Now(), len(list) > 0
+	for _, b := range list {
+		b.marked = false
+	}
+	return list, since
+}
+
+// lookAt looks at some files. Nothing waits for a look at a disk that does not answer, but closing that file.
+func (w *Watch) lookAt(list []*Backing, since time.Time) {
+	var closed []*Backing
+	var ends []*End
+	for _, b := range list {
+		w.mu.Lock()
+		open := b.open
+		if open {
+			b.look.Lock()
+		}
+		w.mu.Unlock()
+		if open {
+			b.judge(since)
+			b.look.Unlock()
+			w.mu.Lock()
+			b.due = b.due && b.marked // again, meanwhile
+			w.mu.Unlock()
+		} else if end := b.end(); end != nil {
+			closed, ends = append(closed, b), append(ends, end)
+		}
+	}
+	for _, i := range cut(ends) {
+		if b := closed[i]; b.end() == ends[i] { // else it was unmapped meanwhile
+			b.found(since, fmt.Errorf("read %s: %w", b.Name, ErrShort))
+		}
+	}
+}
+
+// end is that of what a device sees of a file. A cache's file is not looked at by it, since the place on the disk goes with the descriptor.
+func (b *Backing) end() *End {
+	seen := b.Seen.Load()
+	if seen == nil || b.Cached {
+		return nil
+	}
+	return seen.End.Load()
+}
+
+// judge looks at an open file. It needs look.
+func (b *Backing) judge(since time.Time) {
+	if b.changed.Load() == nil {
+		if err := b.Unchanged(); err != nil {
+			b.found(since, err)
+		}
+	}
+}
+
+// found remembers that a file has changed: each request of it gives the error.
+func (b *Backing) found(since time.Time, err error) {
+	err = fmt.Errorf("%w: bytes of it that came in the last %v may be wrong", err, time.Since(since).Round(time.Millisecond))
+	b.changed.CompareAndSwap(nil, &err)
+}
+
+// opened lets a file be marked.
+func (w *Watch) opened(b *Backing) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	b.open = true
+}
+
+// closing looks at a file for the last time, before it is closed. It gives what has changed, unless a request gave that.
+func (w *Watch) closing(b *Backing) error {
+	w.mu.Lock()
+	open, due, since := b.open, b.due, w.since
+	b.open, b.due = false, false
+	if b.end() == nil {
+		w.turn.Add(1)
+		w.closed.Add(1)
+	}
+	w.mu.Unlock()
+	if !open {
+		return nil
+	}
+	b.look.Lock()
+	defer b.look.Unlock()
+	if due {
+		b.judge(since)
+	}
+	if known := b.changed.Load(); known != nil && !b.told.Load() {
+		return *known
+	}
+	return nil
+}
+
+// Close ends the looking.
+func (w *Watch) Close() {
+	w.mu.Lock()
+	if !w.ended {
+		w.ended = true
+		close(w.quit)
+	}
+	w.mu.Unlock()
+	w.gone.Wait()
+}
