@@ -380,7 +380,7 @@ func (k *keeper) decide() error {
 	case k.died != 0 && d == nil:
 		k.tries++
 		var err error
-		if k.next, err = k.start(k.program, nil); err != nil {
+		if k.next, err = k.start(k.program, false); err != nil {
 			k.say("cannot start a daemon: %v", err)
 			time.Sleep(100 * time.Millisecond)
 		}
@@ -417,8 +417,8 @@ func ends(pidfd int) bool {
 	return false
 }
 
-// start starts a daemon that takes the mount over, with more words for its environment.
-func (k *keeper) start(program int, environment []string) (*daemon, error) {
+// start starts a daemon that takes the mount over, at once or as a spare when its turn comes.
+func (k *keeper) start(program int, spare bool) (*daemon, error) {
 	if program <= 0 || len(k.argv) == 0 {
 		return nil, errors.New("the daemon has not said how it is started")
 	}
@@ -433,8 +433,12 @@ func (k *keeper) start(program int, environment []string) (*daemon, error) {
 	cmd.ExtraFiles = []*os.File{end}
 	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
 	cmd.Dir = "/"
-	cmd.Env = append(append(os.Environ(), Env+"=3 "+k.kind), environment...)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGCONT} // a spare that somebody has stopped may be all that is left
+	cmd.Env = append(os.Environ(), Env+"=3 "+k.kind)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if spare {
+		cmd.Env = append(cmd.Env, SpareEnv+"=1")
+		cmd.SysProcAttr.Pdeathsig = syscall.SIGCONT // a spare that somebody has stopped may be all that is left
+	}
 	if k.died == 0 {
 		_ = unix.Setpriority(unix.PRIO_PROCESS, 0, k.nice) // else the daemon hurries from its start
 	}

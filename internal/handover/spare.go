@@ -92,7 +92,7 @@ func (k *keeper) decideSpare() (err error) {
 		k.tries++
 	case d == nil && k.died == 0 && k.next == nil && !s.due.IsZero() && time.Now().After(s.due):
 		s.due = time.Time{}
-		if s.daemon, err = k.start(k.program, []string{SpareEnv + "=1"}); err != nil {
+		if s.daemon, err = k.start(k.program, true); err != nil {
 			k.renewSpare(sparePause << s.died)
 			s.died = min(s.died+1, sparesMax)
 			return err

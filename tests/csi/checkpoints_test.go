@@ -144,7 +144,7 @@ func TestDraftsOfPodsThatDied(t *testing.T) {
 		{"the host", n.restartHost, n.restartHost},
 		{"the host's container before", func() { n.awaitHeld(v); n.host.kill(); n.killHeld(); n.startHost() }, func() {}},
 		{"the host's container after", func() { n.awaitHeld(v) }, func() { n.host.kill(); n.killHeld(); n.startHost() }},
-		{"the host's image", func() { n.awaitHeld(v); n.killHeld(); n.host.kill(); n.nextImage(); n.startHost() }, func() {}},
+		{"the host's image", func() { n.awaitHeld(v); n.host.kill(); n.killHeld(); n.nextImage(); n.startHost() }, func() {}},
 	} {
 		p := n.startPod(v, podOptions{ordinary: true})
 		done, draft, past := step("done-"+string(rune('a'+i))), step("draft"), step("past")

@@ -68,7 +68,8 @@ func isDevice(fd string) bool {
 	return to == "/dev/fuse" || err == nil && bytes.Contains(info, []byte("fuse_connection:"))
 }
 
-// nextImage has the next host start another hbmfs: a file of its own.
+// nextImage has the next host start another hbmfs: a file of its own. The test ends the host before the daemons, since that host would start
+// another daemon of the old image.
 func (n *node) nextImage() {
 	n.t.Helper()
 	program, err := os.ReadFile(suite.Path())
@@ -149,7 +150,7 @@ func TestPodsSeeNoHandover(t *testing.T) {
 		{"the host is replaced", n.restartHost},
 		{"the host is replaced, and daemons are killed", func() { n.host.kill(); n.killDaemons(n.daemons()...); n.startHost() }},
 		{"the host's container is replaced", func() { n.host.kill(); n.killHeld(); n.startHost() }},
-		{"the host's image is replaced", func() { n.killHeld(); n.host.kill(); n.nextImage(); n.startHost() }},
+		{"the host's image is replaced", func() { n.host.kill(); n.killHeld(); n.nextImage(); n.startHost() }},
 		{"the host's container ends daemons first", func() { n.killHeld(); n.host.kill(); n.startHost() }},
 	}
 	for round := range 2 {

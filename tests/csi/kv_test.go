@@ -151,7 +151,7 @@ func TestKVVolumesOverFaults(t *testing.T) {
 		{"the host's container at once", func() { n.host.kill(); n.killHeld(); n.startHost() }, func() {}}, // nobody else has the process yet
 		{"the host's container before", func() { n.awaitBlocks(2); n.host.kill(); n.killHeld(); n.startHost() }, func() {}},
 		{"the host's container after", func() { n.awaitBlocks(2) }, func() { n.host.kill(); n.killHeld(); n.startHost() }},
-		{"the host's image", func() { n.awaitBlocks(2); n.killHeld(); n.host.kill(); n.nextImage(); n.startHost() }, func() {}},
+		{"the host's image", func() { n.awaitBlocks(2); n.host.kill(); n.killHeld(); n.nextImage(); n.startHost() }, func() {}},
 	} {
 		t.Log(c.name)
 		stays.soon("pin", block("fp8/held"))

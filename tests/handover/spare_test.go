@@ -1,6 +1,7 @@
 package handover_test
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -130,6 +131,31 @@ func TestSpareIsStopped(t *testing.T) {
 	}
 	for _, err := range stop().wrong {
 		t.Error(err)
+	}
+}
+
+// A daemon that serves stays stopped when its keeper is killed. Only a stopped spare is woken.
+func TestServingDaemonStaysStopped(t *testing.T) {
+	blackbox.NeedRoot(t)
+	source, _ := mounttest.ShardedTokens(t, suite, 2, 1000)
+	m := mount(t, source, "--no-spare")
+	m.NeedHandover(t)
+	m.Crash(t)
+	s := m.Status(t)
+	m.PID = s.PID // a child of the keeper
+	must(t, blackbox.Stop(m.PID))
+	must(t, syscall.Kill(s.Handover.PID, syscall.SIGKILL))
+	if !blackbox.Within(patience, func() bool { return blackbox.Ended(s.Handover.PID) }) {
+		t.Fatal("the keeper survives SIGKILL")
+	}
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", m.PID))
+	must(t, err)
+	if !bytes.Contains(status, []byte("\nState:\tT")) {
+		t.Errorf("the daemon goes on when its keeper is killed:\n%s", status)
+	}
+	must(t, syscall.Kill(m.PID, syscall.SIGCONT))
+	if !blackbox.Within(patience, func() bool { h := m.Status(t).Handover; return h.Holder == "keeper" && h.PID != s.Handover.PID }) {
+		t.Errorf("there is no other keeper: %+v", m.Status(t))
 	}
 }
 
