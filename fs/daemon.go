@@ -38,9 +38,9 @@ func FindDaemon(mount *mountinfo.Info) (*Daemon, error) {
 	}
 	untold := false
 	for _, proc := range procs {
-		serves, told := connection(proc, mount.Minor)
+		fds, told := connections(proc, mount.Minor)
 		untold = untold || !told
-		if !serves || holds(proc) {
+		if len(fds) == 0 || holds(proc) {
 			continue
 		}
 		pid, err := strconv.Atoi(filepath.Base(proc))
@@ -51,7 +51,7 @@ func FindDaemon(mount *mountinfo.Info) (*Daemon, error) {
 		if err != nil {
 			continue // it has just ended
 		}
-		if again, _ := connection(proc, mount.Minor); !again { // another process has its number by now
+		if fds, _ = connections(proc, mount.Minor); !connected(pidfd, fds) { // or another process has its number by now
 			_ = unix.Close(pidfd) // opened to name it
 			continue
 		}
@@ -70,7 +70,7 @@ func DaemonByPID(pid int) *Daemon {
 	if err != nil {
 		return nil
 	}
-	if _, told := connection(fmt.Sprintf("/proc/%d", pid), 0); told {
+	if _, told := connections(fmt.Sprintf("/proc/%d", pid), 0); told {
 		_ = unix.Close(pidfd) // opened to name it
 		return nil
 	}
@@ -124,9 +124,9 @@ func (d *Daemon) Command(signal string) string {
 	return fmt.Sprintf("kill -%s %d", signal, d.PID)
 }
 
-// connection tells whether a process serves the FUSE connection of this number, and false for told where it serves one whose
-// number the kernel does not tell.
-func connection(proc string, number int) (serves, told bool) {
+// connections finds the descriptors by which a process has the FUSE connection of this number. It gives false for told where the process has one
+// whose number the kernel does not tell.
+func connections(proc string, number int) (found []int, told bool) {
 	fds, _ := os.ReadDir(filepath.Join(proc, "fd")) // another user's
 	told = true
 	for _, fd := range fds {
@@ -135,14 +135,35 @@ func connection(proc string, number int) (serves, told bool) {
 			continue
 		}
 		text, _ := os.ReadFile(filepath.Join(proc, "fdinfo", fd.Name())) // it may be closed by now
-		_, after, found := bytes.Cut(text, []byte("fuse_connection:"))
+		_, after, tells := bytes.Cut(text, []byte("fuse_connection:"))
 		line, _, _ := bytes.Cut(after, []byte("\n"))
-		if n, err := strconv.Atoi(string(bytes.TrimSpace(line))); found && err == nil && n == number {
-			return true, true
+		descriptor, fdErr := strconv.Atoi(fd.Name())
+		if n, err := strconv.Atoi(string(bytes.TrimSpace(line))); tells && err == nil && fdErr == nil && n == number {
+			found = append(found, descriptor)
 		}
-		told = told && (found || to != "/dev/fuse")
+		told = told && (tells || to != "/dev/fuse")
 	}
-	return false, told
+	return found, told || len(found) > 0
+}
+
+// connected tells whether a process has a connection that serves a mount still. A connection keeps its number after the unmount, when the kernel
+// may give that to the next filesystem.
+func connected(pidfd int, fds []int) bool {
+	for _, fd := range fds {
+		device, err := unix.PidfdGetfd(pidfd, fd, 0)
+		switch {
+		case errors.Is(err, unix.EBADF) || errors.Is(err, unix.ESRCH):
+			continue // closed meanwhile
+		case err != nil:
+			return true // the kernel does not let this process look: the number is all there is
+		}
+		is := handover.Copy{handover.Device: device}.Connected()
+		_ = unix.Close(device) // only looked at
+		if is {
+			return true
+		}
+	}
+	return false
 }
 
 // holds tells whether a process keeps connections to the kernel for daemons, and serves none itself: a keeper, a daemon that waits for
@@ -160,8 +181,15 @@ func FindKeeper(mount *mountinfo.Info) (pid int) {
 		if strings.TrimSpace(string(comm)) != handover.Comm {
 			continue
 		}
-		if serves, _ := connection(proc, mount.Minor); serves {
-			pid, _ = strconv.Atoi(filepath.Base(proc)) // it is a number
+		pid, _ = strconv.Atoi(filepath.Base(proc)) // it is a number
+		pidfd, err := unix.PidfdOpen(pid, 0)
+		if err != nil {
+			continue // it has just ended
+		}
+		fds, _ := connections(proc, mount.Minor)
+		is := connected(pidfd, fds)
+		_ = unix.Close(pidfd) // opened to name it
+		if is {
 			return pid
 		}
 	}

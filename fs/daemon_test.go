@@ -3,6 +3,7 @@ package fs
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 )
 
@@ -31,12 +32,13 @@ func TestConnectionOfAProcess(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(proc, "fdinfo", "7"), []byte(c.info), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		if serves, told := connection(proc, 41); serves != c.serves || told != c.told {
+		fds, told := connections(proc, 41)
+		if serves := slices.Equal(fds, []int{7}); serves != c.serves || told != c.told {
 			t.Errorf("%s: serves %v, told %v", what, serves, told)
 		}
 	}
-	if serves, told := connection(filepath.Join(t.TempDir(), "gone"), 41); serves || !told {
-		t.Errorf("a process that is gone: serves %v, told %v", serves, told)
+	if fds, told := connections(filepath.Join(t.TempDir(), "gone"), 41); len(fds) > 0 || !told {
+		t.Errorf("a process that is gone: descriptors %v, told %v", fds, told)
 	}
 	if d := DaemonByPID(os.Getpid()); d != nil {
 		t.Error("this process serves no mount")
