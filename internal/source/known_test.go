@@ -56,5 +56,5 @@ func TestShed(t *testing.T) {
 	take(s.files[1]) // it can be had again
 	s.check(s.files[1])
 	h.Unpin([]*Backing{s.files[1], s.files[4]})
-	h.Drop(s.files)
+	drop(t, h, s.files)
 }

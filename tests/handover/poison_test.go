@@ -38,7 +38,7 @@ func mountStalled(t *testing.T) *stalled {
 			s.asked[strings.TrimPrefix(q.URL.Path, "/")] = true
 			s.mu.Unlock()
 		}
-		s.Web.ServeHTTP(out, q)
+		s.ServeHTTP(out, q)
 	}))
 	t.Cleanup(server.Close)
 	s.mounted = mount(t, server.URL)
@@ -85,7 +85,7 @@ func (s *stalled) readOne(name string) <-chan error {
 	over := make(chan error, 1)
 	go func() { // ends with the read
 		const at, page = mounttest.Mebibyte / 2, 4096
-		fd, err := unix.Open(s.mounted.Path(name), unix.O_RDONLY|unix.O_DIRECT|unix.O_CLOEXEC, 0)
+		fd, err := unix.Open(s.Path(name), unix.O_RDONLY|unix.O_DIRECT|unix.O_CLOEXEC, 0)
 		if err != nil {
 			over <- err
 			return
