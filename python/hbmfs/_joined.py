@@ -84,7 +84,7 @@ class Rows:
     @property
     def on_gpu(self) -> bool:
         """Whether the batches are in a GPU's memory."""
-        return bool(self._datasets[0].place().orders)
+        return str(getattr(self._datasets[0], "device", "cpu")) != "cpu"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Made again of the datasets, which multiprocessing's spawn opens again."""
