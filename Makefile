@@ -249,8 +249,8 @@ soak-volume: build ## Have the disk of a checkpoint volume fail at every system 
 soak-random: build ## Do random things with a new seed to a KV volume's books, a draft's files and a node of Kubernetes (20 minutes; SEED=N repeats)
 	@tools/need.sh fuse nginx
 	HBMFS_SEED=$(SEED) HBMFS_TEST_KV_RANDOM=10m $(GO) test -count=1 -v -timeout 20m -run TestRandomClients ./internal/kv
-	HBMFS_SEED=$(SEED) HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_CSI=$(abspath bin/hbmfs-csi) HBMFS_CSI_ROUNDS=2000 \
-	  $(GO) test -count=1 -v -timeout 1h -run 'TestRandomOperations|TestRandomRounds' ./tests/volume ./tests/csi
+	HBMFS_SEED=$(SEED) HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_CSI=$(abspath bin/hbmfs-csi) HBMFS_CSI_ROUNDS=2000 HBMFS_CSI_HANDOVERS=5 \
+	  $(GO) test -count=1 -v -timeout 1h -run 'TestRandomOperations|TestRandomRounds|TestPodsSeeNoHandover' ./tests/volume ./tests/csi
 
 bench-remote: build $(S3) ## Measure first reads of remote sources beside rclone's and s3fs's, which must be there (RCLONE, 10 minutes)
 	@tools/need.sh fuse
