@@ -205,6 +205,7 @@ func TestChangedSourceDoesNotGoOn(t *testing.T) {
 }
 
 func TestDamagedState(t *testing.T) {
+	whole := resumable(t)["nanogpt"]
 	for want, damage := range map[string]func(dir, temp string) error{
 		"cannot be read: use --restart":     func(dir, _ string) error { return os.WriteFile(filepath.Join(dir, stateName), []byte("{"), 0o644) },
 		"has lost " + tempPrefix:            func(_, temp string) error { return os.Remove(temp) },
@@ -217,7 +218,7 @@ func TestDamagedState(t *testing.T) {
 			return os.WriteFile(filepath.Join(dir, stateName), []byte(`{"prefix": ".hbmfs-pack-1"}`), 0o644)
 		},
 	} {
-		o := interrupted(t, resumable(t)["nanogpt"])
+		o := interrupted(t, whole)
 		temps, err := filepath.Glob(filepath.Join(o.Out, tempPrefix+"*.tmp"))
 		if err != nil || len(temps) == 0 {
 			t.Fatal(temps, err)
