@@ -64,7 +64,7 @@ func newCaches(t *testing.T, s *site, n int) (caches []*proxy, addresses string)
 func shards() map[string][]byte {
 	files := map[string][]byte{}
 	for i := range 20 {
-		files[fmt.Sprintf("train-%02d.bin", i)] = tokens(600<<10 + i)
+		files[fmt.Sprintf("train-%02d.bin", i)] = tokens(100<<10 + i)
 	}
 	return files
 }

@@ -106,7 +106,7 @@ func TestCallsThatFail(t *testing.T) {
 	t.Parallel()
 	const (
 		inSegments = "segments" // only calls on the directory of segments
-		small      = "--cache-size=5MiB"
+		small      = "--cache-size=3MiB"
 	)
 	for name, c := range map[string]struct {
 		call, what, path string

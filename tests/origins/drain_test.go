@@ -24,10 +24,13 @@ import (
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
-// drainedFiles are the files of a checkpoint, by name.
-func drainedFiles(seed byte) map[string][]byte {
+// part is that of an upload in parts.
+const part = 32 << 20
+
+// drainedFiles are the files of a checkpoint, by name. Of two shards, one is so large, and the other by a quarter and five bytes larger.
+func drainedFiles(seed byte, shard int) map[string][]byte {
 	files := map[string][]byte{}
-	for name, size := range map[string]int{"empty": 0, "config.json": 300, "shards/part": 32 << 20, "shards/large": 40<<20 + 5, ".metadata": 1000} {
+	for name, size := range map[string]int{"empty": 0, "config.json": 300, "shards/part": shard, "shards/large": shard + shard/4 + 5, ".metadata": 1000} {
 		files[name] = make([]byte, size)
 		_, _ = rand.NewChaCha8([32]byte{seed, byte(size)}).Read(files[name])
 	}
@@ -86,7 +89,7 @@ func TestDrain(t *testing.T) {
 	blackbox.NeedFUSE(t)
 	p, bucket, dir := newProxy(t, s3.socket), s3.bucket(t), suite.NewDir(t)
 	to := s3Source(p, bucket+"/run")
-	one, two := drainedFiles(1), drainedFiles(2)
+	one, two := drainedFiles(1, part), drainedFiles(2, 1<<20)
 	publish(t, dir, "step-9", one)
 	publish(t, dir, "step-10", two)
 	for range 2 {
@@ -159,7 +162,11 @@ func TestVolumeDrains(t *testing.T) {
 	want := map[string]map[string][]byte{}
 	for step := range 4 {
 		name := fmt.Sprintf("step-%d", 9+step)
-		want[name] = drainedFiles(byte(step))
+		shard := 1 << 20
+		if step == 2 { // the daemon is killed while it drains this one
+			shard = part
+		}
+		want[name] = drainedFiles(byte(step), shard)
 		for file, data := range want[name] {
 			path := v.Path(name+".tmp", file)
 			must(t, os.MkdirAll(filepath.Dir(path), 0o755))

@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	segment     = 4 << 20
-	segmentFlag = "--cache-segment=4MiB"
+	segment     = 2 << 20
+	segmentFlag = "--cache-segment=2MiB"
 )
 
 // TestGoldenDatasets reads every golden dataset through every origin: cold, warm, and after the daemon was killed; files
@@ -101,7 +101,7 @@ func viewsOfCopy(t *testing.T, s *site, files map[string][]byte) map[string][32]
 func TestHalfFilled(t *testing.T) {
 	blackbox.NeedFUSE(t)
 	onEverySite(t, func(t *testing.T, s *site) {
-		data := tokens(10 << 20)
+		data := tokens(5 << 20)
 		s.putAll(t, map[string][]byte{"train.bin": data})
 		cached := suite.NewDir(t)
 		flags := []string{"--cache-dir", cached, segmentFlag}

@@ -72,7 +72,7 @@ func goldenFiles(t *testing.T) map[string][]byte {
 		files[filepath.ToSlash(name)], err = os.ReadFile(path)
 		return err
 	}))
-	files["large/train.bin"] = tokens(6 << 20)
+	files["large/train.bin"] = tokens(3 << 20)
 	return files
 }
 
