@@ -47,6 +47,9 @@ func (f *File) BeginGather(ctx context.Context, to Target, offsets []int64, leng
 		if to.Widen == WidenNone {
 			return scatterAll(ctx, where, []part{{f, rows}})
 		}
+		if f.r.copied != nil {
+			return scatterHost(ctx, where, to.Widen, []part{{f, rows}})
+		}
 		return f.scatter(ctx, where, to.Widen, rows)
 	})
 }

@@ -24,6 +24,9 @@ type part struct {
 // scatterAll moves the spans of all files at once: by one launch where they are at hand, and else file by file. One that fails
 // ends the others. The choice is that of the first bytes.
 func scatterAll(ctx context.Context, to crew.Destination, parts []part) (Result, error) {
+	if parts[0].file.r.copied != nil {
+		return scatterHost(ctx, to, WidenNone, parts)
+	}
 	total, missing, err := moveSeen(ctx, to, parts)
 	if err == nil && len(missing) > 0 {
 		to.Also = nil // it is done

@@ -38,8 +38,8 @@ func (k Kind) Sizes() (element, times int64, err error) {
 	return 0, 0, fmt.Errorf("%w: there is no widening %d", crew.ErrMemory, int(k))
 }
 
-// copy widens from into to, on the host.
-func (k Kind) copy(to, from []byte) {
+// Copy widens from into to, on the host.
+func (k Kind) Copy(to, from []byte) {
 	switch k {
 	case U16ToI64:
 		for i := 0; i+2 <= len(from); i += 2 {
@@ -130,7 +130,7 @@ func (m *Mover) moveHost(ctx context.Context, to, from []byte, kind Kind, times 
 	n := int64(len(from))
 	finished, err := m.crew.Run(ctx, m.threads, (n+block-1)/block, func(_ *crew.Worker, i int64) (err error) {
 		defer crew.OnFault(&err)()
-		kind.copy(to[i*block*times:], from[i*block:min((i+1)*block, n)])
+		kind.Copy(to[i*block*times:], from[i*block:min((i+1)*block, n)])
 		return nil
 	})
 	crew.Quiet(finished, m.crew)
