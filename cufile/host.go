@@ -6,6 +6,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/copied"
 	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/source"
+	"github.com/hbmfs/hbmfs/internal/widen"
 )
 
 // A cold batch has more than one row of so many that waits for the disk. Of a file that gave one, so many requests are read by threads, which
@@ -16,10 +17,10 @@ const (
 )
 
 // scatterHost copies the rows of mapped files to memory of the host, and reads the others.
-func scatterHost(ctx context.Context, to crew.Destination, kind Widen, parts []part) (total Result, err error) {
+func scatterHost(ctx context.Context, to crew.Destination, parts []part) (total Result, err error) {
 	var missing []part
 	for _, p := range parts {
-		rest := p.file.copyRows(to, kind, p.spans, &total, &err)
+		rest := p.file.copyRows(&to, p.spans, &total, &err)
 		if err != nil {
 			return total, err
 		}
@@ -30,18 +31,13 @@ func scatterHost(ctx context.Context, to crew.Destination, kind Widen, parts []p
 	if len(missing) == 0 {
 		return total, ctx.Err()
 	}
-	rest, err := Result{}, error(nil)
-	if kind == WidenNone {
-		rest, err = scatterUnseen(ctx, to, missing)
-	} else {
-		rest, err = missing[0].file.scatter(ctx, to, kind, missing[0].spans) // a batch is not widened
-	}
+	rest, err := scatterUnseen(ctx, to, missing)
 	total.add(rest)
 	return total, err
 }
 
 // copyRows copies small rows that are mapped, and gives the others.
-func (f *File) copyRows(to crew.Destination, kind Widen, spans []source.Span, total *Result, err *error) []source.Span {
+func (f *File) copyRows(to *crew.Destination, spans []source.Span, total *Result, err *error) []source.Span {
 	size := sizeOf(spans)
 	placed, ok := f.source.(source.Placed)
 	if !ok || size == 0 || size/int64(len(spans)) >= copied.SmallRow || f.insideAll(spans) != nil { // the caller may have changed them
@@ -55,10 +51,10 @@ func (f *File) copyRows(to crew.Destination, kind Widen, spans []source.Span, to
 	if of == nil {
 		return spans
 	}
-	element, times, _ := kind.Sizes()
-	write := copied.Writer(nil)
-	if kind != WidenNone {
-		write = func(place int64, from []byte) { kind.Copy(to.Host[place*times:], from) }
+	element, write := int64(1), copied.Writer(nil)
+	if to.Form != nil {
+		element = to.Form.From
+		write = func(place int64, from []byte) { widen.Write(to, place, from) }
 	}
 	rows := []copied.Rows{{Of: of, Spans: spans}}
 	defer crew.OnFault(err)()
