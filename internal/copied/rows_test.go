@@ -82,7 +82,7 @@ func TestRowsOfManyFiles(t *testing.T) {
 	for seed := range uint64(4) {
 		wg.Go(func() {
 			random := rand.New(rand.NewPCG(seed, 1))
-			for range 5 {
+			for range 2 {
 				rows, want := s.random(random, 3000)
 				got := make([]byte, len(want))
 				if _, err := s.m.MoveRows(got, 1, nil, rows); err != nil || !bytes.Equal(got, want) {
