@@ -373,7 +373,7 @@ func (d *draft) command(verb control.DraftVerb) (r control.DraftReply) {
 			d.v.mu.Lock()
 			name := d.name
 			d.v.mu.Unlock()
-			job.err = d.publish(ctx, name)
+			job.err = d.publishAlone(ctx, name)
 		}()
 	case verb == control.DraftCancel && d.job != nil:
 		d.job.cancel()
