@@ -107,7 +107,7 @@ func (d *Draft) publishAll(ctx context.Context, opt SealOptions) error {
 	if err := group.Wait(); err != nil {
 		return err
 	}
-	m := &Manifest{Name: d.name, Part: d.part, Created: time.Now().UTC().Truncate(time.Millisecond), Files: files}
+	m := &Manifest{Name: d.name, Part: d.part, Created: time.Now().UTC().Truncate(time.Millisecond), Files: files, Dirs: EmptyDirs(dirs, files)}
 	text, err := m.marshal()
 	if err != nil {
 		return err
@@ -118,13 +118,19 @@ func (d *Draft) publishAll(ctx context.Context, opt SealOptions) error {
 	return d.finish(text)
 }
 
+var errTooMuch = fmt.Errorf("too much is being published at once: try again when that is done: %w", unix.EAGAIN)
+
 // files lists the draft's files. It refuses what a checkpoint cannot have, before anything is read or allocated for it. book has memory booked for
 // a manifest of so many bytes, and tells whether there is room.
 func (d *Draft) files(book func(bytes int64) bool) (files []File, err error) {
 	manifest := int64(0)
 	err = walk(d.dir, ".", 0, func(name string, info fs.FileInfo) error {
 		switch {
-		case info.IsDir() || name == ManifestName:
+		case name == ManifestName:
+		case info.IsDir(): // it may be empty, and then has a name in the manifest
+			if manifest += int64(len(name)); !book(manifest) {
+				return errTooMuch
+			}
 		case !info.Mode().IsRegular():
 			return failf(ErrInvalid, "%q is no regular file, and a checkpoint has no others: remove it", name)
 		case len(files) == mostFiles:
@@ -137,7 +143,7 @@ func (d *Draft) files(book func(bytes int64) bool) (files []File, err error) {
 				return failf(ErrInvalid, "the manifest would have more than %d bytes, for names and for sums of each %d bytes of all files: publish it in parts", mostManifest, Chunk)
 			}
 			if !book(manifest) {
-				return fmt.Errorf("too much is being published at once: try again when that is done: %w", unix.EAGAIN)
+				return errTooMuch
 			}
 			files = append(files, File{Name: name, Size: info.Size()})
 		}
