@@ -35,6 +35,7 @@ type Mover struct {
 	windows *Windows
 	shared  *Shared // that windows belong to; nil where they are the Mover's own
 	gather  driver.Kernel
+	widen   driver.Kernel
 	table   int64 // bytes of a slot, for a kernel's table
 
 	ended sync.Pool // of *Plan: their fragments are most of what a request would leave to the garbage collector
@@ -105,7 +106,7 @@ func (m *Mover) StopFilling() error {
 // Discard gives up all windows that are the Mover's own. w is the Mover's worker; no Move may follow.
 func (m *Mover) Discard(w *crew.Worker) error {
 	m.windows.noLookAhead(w)
-	err := m.gather.Unload(m.cu)
+	err := errors.Join(m.gather.Unload(m.cu), m.widen.Unload(m.cu))
 	if m.shared == nil {
 		err = errors.Join(err, m.windows.discardAll(w))
 	}

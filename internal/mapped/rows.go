@@ -22,7 +22,7 @@ type Rows struct {
 func (m *Mover) MoveRows(ctx context.Context, to *crew.Destination, watch *source.Watch, rows []Rows) (finished <-chan struct{}, err error) {
 	return m.Thread.Run(ctx, 1, 1, func(w *crew.Worker, _ int64) error {
 		closed, also := watch.Closed(), to.Also
-		c := &cursor{m: m, watch: watch, turn: watch.Turn(), rows: rows, base: to.HBM}
+		c := &cursor{m: m, watch: watch, turn: watch.Turn(), rows: rows, base: to.HBM, form: to.Form}
 		for !c.done() || also != nil {
 			if err := m.moveTable(w, to, c, also); err != nil {
 				return err
@@ -46,15 +46,11 @@ func (m *Mover) moveTable(w *crew.Worker, to *crew.Destination, c *cursor, also 
 	if count == 0 && also == nil {
 		return nil
 	}
-	fn, err := m.gather.Load(m.cu, driver.GatherKernel)
-	if err != nil {
-		return err
-	}
 	launch := func() error {
 		if count == 0 {
 			return nil
 		}
-		return w.CUDA.LaunchGather(fn, s.Device(), uint32(count), w.Stream)
+		return m.launch(w, to, s, uint32(count))
 	}
 	if also != nil {
 		err = w.Beside(to, func() error { return also(w, s, count*pieceEntry) }, launch)
@@ -67,6 +63,22 @@ func (m *Mover) moveTable(w *crew.Worker, to *crew.Destination, c *cursor, also 
 	return w.Sent(s)
 }
 
+// launch starts the kernel of a destination's form over a table of pieces in a slot.
+func (m *Mover) launch(w *crew.Worker, to *crew.Destination, s *crew.Slot, count uint32) error {
+	kernel, code := &m.gather, driver.GatherKernel
+	if to.Form != nil {
+		kernel, code = &m.widen, driver.WidenKernel
+	}
+	fn, err := kernel.Load(m.cu, code)
+	if err != nil {
+		return err
+	}
+	if to.Form != nil {
+		return w.CUDA.LaunchWiden(fn, s.Device(), count, to.Widening(), w.Stream)
+	}
+	return w.CUDA.LaunchGather(fn, s.Device(), count, w.Stream)
+}
+
 // cursor is how far rows have entries in the kernel's tables.
 type cursor struct {
 	m     *Mover
@@ -74,6 +86,7 @@ type cursor struct {
 	turn  uint32
 	rows  []Rows
 	base  driver.Pointer // of the destination
+	form  *crew.Form     // likewise
 
 	next int   // the span of rows[0] that the next entry is of
 	skip int64 // bytes of it that have an entry
@@ -98,7 +111,16 @@ func (c *cursor) write(memory []byte) (count int) {
 					break
 				}
 				n = min(n, s.N-c.skip, launchBytes)
-				table[count] = entry{from, c.base + driver.Pointer(s.To+c.skip), n}
+				if c.form == nil {
+					table[count] = entry{from, c.base + driver.Pointer(s.To+c.skip), n}
+				} else if n -= n % c.form.From; n > 0 {
+					at, bytes := c.form.Piece(s.To+c.skip, n)
+					table[count] = entry{from, driver.Pointer(at), int64(bytes)}
+				} else { // an element lies in two windows
+					r.Missing = append(r.Missing, source.Span{Offset: s.Offset + c.skip, N: c.form.From, To: s.To + c.skip})
+					c.skip += c.form.From
+					continue
+				}
 				c.skip += n
 				count++
 			}
