@@ -35,11 +35,19 @@ type (
 	Sequences = sequences.Sequences
 )
 
-// The widenings. Elements are unsigned and little-endian.
+// The widenings. Elements are little-endian.
 const (
 	WidenNone     = widen.None
-	WidenU16ToI64 = widen.U16ToI64 // each 2 bytes become 8
-	WidenU32ToI64 = widen.U32ToI64 // each 4 bytes become 8
+	WidenU8ToI32  = widen.U8ToI32
+	WidenU8ToI64  = widen.U8ToI64
+	WidenI8ToI32  = widen.I8ToI32
+	WidenI8ToI64  = widen.I8ToI64
+	WidenU16ToI32 = widen.U16ToI32
+	WidenU16ToI64 = widen.U16ToI64
+	WidenI16ToI32 = widen.I16ToI32
+	WidenI16ToI64 = widen.I16ToI64
+	WidenU32ToI64 = widen.U32ToI64
+	WidenI32ToI64 = widen.I32ToI64
 )
 
 // The verdicts.

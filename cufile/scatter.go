@@ -23,6 +23,9 @@ type part struct {
 // scatterAll moves the spans of all files at once: by one launch where they are at hand, and else file by file. One that fails
 // ends the others. The choice is that of the first bytes.
 func scatterAll(ctx context.Context, to crew.Destination, parts []part) (Result, error) {
+	if parts[0].file.r.copied != nil {
+		return scatterHost(ctx, to, parts)
+	}
 	total, missing, err := moveSeen(ctx, to, parts)
 	if err == nil && len(missing) > 0 {
 		to.Also = nil // it is done
@@ -45,7 +48,7 @@ func scatterUnseen(ctx context.Context, to crew.Destination, parts []part) (tota
 	for i, p := range parts {
 		move := func() {
 			var err error
-			if results[i], err = p.file.scatter(inner, to, WidenNone, p.spans); err != nil {
+			if results[i], err = p.file.scatter(inner, to, p.spans); err != nil {
 				cancel(err) // which keeps the first reason
 			}
 		}
@@ -136,17 +139,17 @@ func sizeOf(spans []source.Span) (n int64) {
 	return n
 }
 
-// scatter moves spans to their places, part by part, widened on the way. It returns when nothing writes to the target any more.
-func (f *File) scatter(ctx context.Context, to crew.Destination, kind Widen, spans []source.Span) (Result, error) {
+// scatter moves spans to their places, part by part. It returns when nothing writes to the target any more.
+func (f *File) scatter(ctx context.Context, to crew.Destination, spans []source.Span) (Result, error) {
 	total := Result{Choice: Choice{f.r.opt.Path, "there is nothing to move"}}
-	straight := kind == WidenNone && f.r.opt.Path != Direct && f.r.opt.Path != Compat
+	straight := to.Form == nil && f.r.opt.Path != Direct && f.r.opt.Path != Compat
 	for part := range parts(spans, bytesMoved) {
 		result, err := Result{}, errArena
 		if straight {
 			result, err = f.moveTo(ctx, to, part)
 		}
 		if errors.Is(err, errArena) {
-			result, err = f.scatterByArena(ctx, &to, kind, part)
+			result, err = f.scatterByArena(ctx, &to, part)
 		}
 		if err != nil {
 			return Result{}, err
@@ -156,31 +159,29 @@ func (f *File) scatter(ctx context.Context, to crew.Destination, kind Widen, spa
 	return total, nil
 }
 
-// scatterByArena brings spans into the arena one after the other, and from there to their places.
-func (f *File) scatterByArena(ctx context.Context, to *crew.Destination, kind Widen, spans []source.Span) (total Result, err error) {
-	for part := range parts(spans, f.r.opt.Arena/4) {
+// scatterByArena brings spans into the arena one after the other, and from there to their places, in the destination's form.
+func (f *File) scatterByArena(ctx context.Context, to *crew.Destination, spans []source.Span) (total Result, err error) {
+	for part := range parts(spans, f.r.opt.Arena/4/mostElement*mostElement) {
 		t := &transfer{f: f, spans: make([]source.Span, len(part))}
 		var places []source.Span // of what lies together there as well
 		end := int64(0)
 		for i, s := range part {
 			t.spans[i] = source.Span{Offset: s.Offset, N: s.N, To: end}
 			end += s.N
-			if last := len(places) - 1; last >= 0 && places[last].To+places[last].N == s.To {
+			if last := len(places) - 1; last >= 0 && places[last].To+places[last].N == s.To && (to.Form == nil || to.Form.Row == 0) {
 				places[last].N += s.N
 			} else {
 				places = append(places, s)
 			}
 		}
-		v, err := t.fillSeen(ctx, end)
-		if errors.Is(err, mapped.ErrApart) {
-			if v, err = t.allocate(ctx); err == nil {
-				err = t.fill(ctx, v)
-			}
+		v, err := t.allocate(ctx)
+		if err == nil {
+			err = t.fill(ctx, v)
 		}
 		if err != nil {
 			return Result{}, err
 		}
-		err = f.r.widen.Move(ctx, to, kind, v.destination(), places)
+		err = f.r.widen.Move(ctx, to, v.destination(), places)
 		total.add(Result{v.Moved(), v.Choice()})
 		v.Release()
 		if err != nil {
@@ -188,32 +189,6 @@ func (f *File) scatterByArena(ctx context.Context, to *crew.Destination, kind Wi
 		}
 	}
 	return total, nil
-}
-
-// fillSeen brings rows, of which the GPU may see some already, into n bytes of the arena. Otherwise it fails with [mapped.ErrApart].
-func (t *transfer) fillSeen(ctx context.Context, n int64) (*View, error) {
-	parts := []part{{t.f, t.spans}}
-	if _, err := seenRows(parts); err != nil {
-		return nil, err
-	}
-	v, err := t.f.r.view(ctx, n, 0)
-	if err != nil {
-		return nil, err
-	}
-	result, missing, err := moveSeen(ctx, *v.destination(), parts)
-	if err == nil && len(missing) > 0 {
-		var rest Result
-		if rest, err = t.f.moveTo(ctx, *v.destination(), missing[0].spans); errors.Is(err, errArena) {
-			err = mapped.ErrApart
-		}
-		result.add(rest)
-	}
-	if err != nil {
-		v.Release()
-		return nil, err
-	}
-	v.moved, v.choice = result.Moved, result.Choice
-	return v, nil
 }
 
 // parts cuts spans into parts of at most limit bytes, and leaves empty ones out.

@@ -317,6 +317,9 @@ func (m *Mount) takeOver(ctx context.Context) error {
 	if err := m.adoptSuspects(); err != nil {
 		return err
 	}
+	if death.How == "upgrade" {
+		m.suspects.Pardon()
+	}
 	if m.server, err = m.adoptServer(device, s.Init); err != nil {
 		return fmt.Errorf("go on with the mount at %s: %w", m.point, err)
 	}

@@ -241,6 +241,7 @@ type Destination struct {
 	HBM   driver.Pointer // of the first byte, on a GPU
 	Host  []byte         // on the host
 	After driver.Handle  // an event that streams wait for before they write; 0 for none
+	Form  *Form          // how elements are written; nil: bytes, as they are
 
 	// Also, if not nil, starts what else a request writes, by a table that fits into the rest of a slot. It does so once.
 	Also func(w *Worker, s *Slot, used int) error

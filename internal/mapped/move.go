@@ -85,24 +85,31 @@ func (m *Mover) moveNext(w *crew.Worker, to *crew.Destination, c *pieces) error 
 	}
 	m.windows.note(w, c.file, c.index)
 	if err = to.Ready(w); err == nil {
-		err = m.start(w, s, c, n)
+		err = m.start(w, to, s, c, n)
 	}
 	return w.SentReleasing(s, end, err)
 }
 
 // start starts the kernel over a table of pieces in a slot, which the GPU reads as well; or copies.
-func (m *Mover) start(w *crew.Worker, s *crew.Slot, c *pieces, n int) error {
+func (m *Mover) start(w *crew.Worker, to *crew.Destination, s *crew.Slot, c *pieces, n int) error {
 	if !c.kernel {
 		return w.CUDA.CopyAll(&c.copies, true, w.Stream)
 	}
-	return m.launch(w, s, n)
+	return m.launch(w, to, s, n)
 }
 
-// launch starts the kernel over a table of so many pieces in a slot.
-func (m *Mover) launch(w *crew.Worker, s *crew.Slot, count int) error {
-	fn, err := m.gather.Load(m.cu, driver.GatherKernel)
+// launch starts the kernel of a destination's form over a table of pieces in a slot.
+func (m *Mover) launch(w *crew.Worker, to *crew.Destination, s *crew.Slot, count int) error {
+	kernel, code := &m.gather, driver.GatherKernel
+	if to.Form != nil {
+		kernel, code = &m.widen, driver.WidenKernel
+	}
+	fn, err := kernel.Load(m.cu, code)
 	if err != nil {
 		return err
+	}
+	if to.Form != nil {
+		return w.CUDA.LaunchWiden(fn, s.Device(), uint32(count), to.Widening(), w.Stream)
 	}
 	return w.CUDA.LaunchGather(fn, s.Device(), uint32(count), w.Stream)
 }

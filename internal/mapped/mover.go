@@ -35,6 +35,7 @@ type Mover struct {
 	cu      *driver.CUDA
 	windows *Windows
 	gather  driver.Kernel
+	widen   driver.Kernel
 	gone    bool // it does not use the windows any more
 
 	begun  atomic.Uint64 // tables of places in windows, by their numbers: written from begun on,
@@ -126,7 +127,7 @@ func (m *Mover) Forget(w *crew.Worker, b *source.Backing) error { return m.windo
 // Discard gives up what is the Mover's own. w is the Mover's worker; no Move may follow.
 func (m *Mover) Discard(w *crew.Worker) error {
 	m.windows.noLookAhead(w)
-	return m.gather.Unload(m.cu)
+	return errors.Join(m.gather.Unload(m.cu), m.widen.Unload(m.cu))
 }
 
 // unmapped makes the reason for which a file is not registered an [ErrUnmapped].

@@ -22,7 +22,7 @@ type Rows struct {
 func (m *Mover) MoveRows(ctx context.Context, to *crew.Destination, rows []Rows) (finished <-chan struct{}, err error) {
 	return m.Thread.Run(ctx, 1, 1, func(w *crew.Worker, _ int64) error {
 		closed, also := closings(rows), to.Also
-		c := &cursor{m: m, rows: rows, base: to.HBM}
+		c := &cursor{m: m, rows: rows, base: to.HBM, form: to.Form}
 		for !c.done() || also != nil {
 			if err := m.moveTable(w, to, c, also); err != nil {
 				return err
@@ -63,7 +63,7 @@ func (m *Mover) moveTable(w *crew.Worker, to *crew.Destination, c *cursor, also 
 		if count == 0 {
 			return nil
 		}
-		return m.launch(w, s, count)
+		return m.launch(w, to, s, count)
 	}
 	if also != nil {
 		err = w.Beside(to, func() error { return also(w, s, count*driver.PieceBytes) }, launch)
@@ -78,6 +78,7 @@ type cursor struct {
 	m          *Mover
 	rows       []Rows
 	base       driver.Pointer // of the destination
+	form       *crew.Form     // likewise
 	turn       uint32         // of the watch of rows[0]
 	generation uint32
 
@@ -121,7 +122,16 @@ func (c *cursor) writeRows(table []driver.Piece, count int) (int, bool) {
 				break
 			}
 			n = min(n, s.N-c.skip, launchBytes)
-			table[count] = driver.Piece{From: from, To: c.base + driver.Pointer(s.To+c.skip), N: n}
+			if c.form == nil {
+				table[count] = driver.Piece{From: from, To: c.base + driver.Pointer(s.To+c.skip), N: n}
+			} else if n -= n % c.form.From; n > 0 {
+				at, bytes := c.form.Piece(s.To+c.skip, n)
+				table[count] = driver.Piece{From: from, To: driver.Pointer(at), N: int64(bytes)}
+			} else { // an element lies in two windows
+				r.Missing = append(r.Missing, source.Span{Offset: s.Offset + c.skip, N: c.form.From, To: s.To + c.skip})
+				c.skip += c.form.From
+				continue
+			}
 			c.skip += n
 			count++
 		}

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 # which Linux allows 65,530.
 _KEPT_PART, _KEPT_RUNS = 4, 1 << 18
 
-_WIDEN = {"uint16": _native.U16_TO_I64, "uint32": _native.U32_TO_I64}
-
 
 class Dataset:
     """Tokens of a file, made by :func:`hbmfs.open`. It may be used from many threads at once.
@@ -36,7 +34,7 @@ class Dataset:
     :class:`DeviceArray`, which CuPy, numba and JAX take without a copy.
 
     ``starts`` are offsets of tokens: a sequence, a NumPy array or a torch tensor of the CPU, of integers, in any order.
-    ``dtype`` is None, which keeps the type of the tokens, or int64, which widens on the device. ``out`` is an array of
+    ``dtype`` is None, which keeps the type of the tokens, or int64, or int32 of 8 and 16 bits: it widens on the device. ``out`` is an array of
     the right shape and type to fill; it is the result then.
     """
 
@@ -243,7 +241,7 @@ class Dataset:
         self._inside(where, length)
         wanted = self._result_type(dtype)
         wide = wanted != self.dtype
-        widen = _WIDEN.get(self.dtype.name, _native.KEEP) if wide and file is not None else _native.KEEP
+        widen = _native.WIDEN.get((self.dtype, wanted), _native.KEEP) if file is not None else _native.KEEP
         place = self.place()
         convert = wide and not widen  # of a type that the library does not widen: after reading
         if convert:
@@ -299,8 +297,10 @@ class Dataset:
         if dtype is None:
             return self.dtype
         wanted = tokens.parse_dtype(dtype)
-        if wanted != self.dtype and (wanted != np.int64 or self.dtype.kind not in "iu"):
-            raise errors.DtypeError(f"{self.dtype} tokens cannot be read as {wanted}: leave dtype out, or widen integers with dtype='int64'")
+        if wanted != self.dtype and (self.dtype, wanted) not in _native.WIDEN and (wanted != np.int64 or self.dtype.kind not in "iu"):
+            raise errors.DtypeError(
+                f"{self.dtype} tokens cannot be read as {wanted}: leave dtype out, or widen integers with dtype='int64', or 'int32' where that has all of them"
+            )
         return wanted
 
 
