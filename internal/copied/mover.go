@@ -81,7 +81,7 @@ func (m *Mover) mapFile(b *source.Backing) {
 		m.full = errors.Is(err, unix.ENOMEM)
 		return
 	}
-	_ = unix.Madvise(memory, unix.MADV_RANDOM) // a row that is not in the page cache would bring 128 KiB
+	_ = unix.Madvise(memory, unix.MADV_RANDOM)   // a row that is not in the page cache would bring 128 KiB
 	_ = unix.Madvise(memory, unix.MADV_DONTFORK) // thousands of mappings would make each fork slow, and no child reads them
 	end, err := source.EndOf(memory)
 	if err != nil { // the file was cut meanwhile
