@@ -311,6 +311,7 @@ func (m *Mount) takeOver(ctx context.Context) error {
 	if !m.handles.claim(death.PID) {
 		return life.Taken()
 	}
+	life.Secure(m.log)
 	if err := errors.Join(replay(), m.journal.Cut()); err != nil {
 		return err
 	}

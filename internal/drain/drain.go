@@ -53,6 +53,9 @@ func (o *Options) setDefaults() error {
 	o.Poll = cmp.Or(max(o.Poll, 0), 2*time.Second)
 	o.retryFirst, o.retryMost = cmp.Or(o.retryFirst, 200*time.Millisecond), cmp.Or(o.retryMost, time.Minute)
 	o.stall = cmp.Or(o.stall, time.Minute)
+	if o.Patience > 0 {
+		o.stall = min(o.stall, o.Patience)
+	}
 	o.failedFirst, o.failedMost = cmp.Or(o.failedFirst, 30*time.Second), cmp.Or(o.failedMost, 10*time.Minute)
 	o.waitFirst, o.waitMost = cmp.Or(o.waitFirst, 2*time.Second), cmp.Or(o.waitMost, 30*time.Second)
 	if o.Log == nil {

@@ -5,7 +5,7 @@
 HBMFS is the built command; HBMFS_LIBRARY and PYTHONPATH name the package that is measured. `make bench-shards` runs it with Python's packages of
 tests/requirements-peers.txt. The same tokens of uint16 lie in a plain file, in shards behind mounts, and in shards of MosaicML Streaming and of LitData
 (--peers says in how many). A batch has 64 rows of 1,024 tokens. All loaders take turns of a second, after a quarter of one that does not count, since workers
-have batches ready. The loop is what one writes without a loader: rows at random places of np.memmap, of the view of each mount. The DataLoader has 8 workers, each
+have batches ready. The next turn waits while workers make batches again. The loop is what one writes without a loader: rows at random places of np.memmap, of the view of each mount. The DataLoader has 8 workers, each
 of which makes whole batches from np.memmap of the shards. MosaicML's and LitData's own loaders have 8 workers, too, and shuffle samples of 1,024 tokens.
 """
 
@@ -25,6 +25,7 @@ import hbmfs
 import numpy as np
 
 ROWS, LENGTH, WORKERS, DOCUMENT = 64, 1024, 8, 4096
+REST = 2  # seconds in which workers make the batches that they keep ready
 
 
 def blocks(tokens):
@@ -153,9 +154,9 @@ def cpu():
 class Turn:
     """A loader and what was measured of it."""
 
-    def __init__(self, batches):
+    def __init__(self, batches, workers=False):
         began = time.perf_counter()
-        self.batches, self.rates, self.cpu = batches, [], []
+        self.batches, self.workers, self.rates, self.cpu = batches, workers, [], []
         next(batches)
         self.first = time.perf_counter() - began
 
@@ -179,7 +180,7 @@ def peers(work, options, turns):
     }
     for name, make in made.items():
         try:
-            turns[name] = Turn(make())
+            turns[name] = Turn(make(), workers=True)
         except ImportError as err:
             print(f"{name} was not measured: {err}. `make bench-shards` has what it needs", file=sys.stderr)
 
@@ -210,6 +211,8 @@ def main():
     counts = [int(n) for n in options.counts.split(",")]
     tokens = int(options.gib * (1 << 29))
     work, turns = tempfile.mkdtemp(dir=options.dir), {}
+    os.environ["TMPDIR"] = tempfile.tempdir = f"{work}/temporary"  # where others leave files
+    os.mkdir(tempfile.tempdir)
     try:
         write(f"{work}/plain", 1, tokens)
         plain = f"{work}/plain/a00000.bin"
@@ -232,6 +235,8 @@ def main():
             for turn in turns.values():
                 turn.measure(0.25, keep=False)
                 turn.measure(1)
+                if turn.workers:
+                    time.sleep(REST)
         report(turns, options)
     finally:
         turns.clear()
