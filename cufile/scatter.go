@@ -3,7 +3,6 @@ package cufile
 import (
 	"context"
 	"errors"
-	"slices"
 	"sync"
 
 	"github.com/hbmfs/hbmfs/internal/crew"
@@ -42,11 +41,6 @@ func scatterAll(ctx context.Context, to crew.Destination, parts []part) (Result,
 
 // scatterUnseen is scatterAll for spans that the GPU may not see yet.
 func scatterUnseen(ctx context.Context, to crew.Destination, parts []part) (total Result, err error) {
-	if len(parts) > 1 && to.Form == nil {
-		if total, err = scatterTogether(ctx, to, parts); !errors.Is(err, mapped.ErrApart) {
-			return total, err
-		}
-	}
 	inner, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	results := make([]Result, len(parts))
@@ -74,13 +68,13 @@ func scatterUnseen(ctx context.Context, to crew.Destination, parts []part) (tota
 	return total, nil
 }
 
-// moveSeen moves the rows that the GPU sees already, of files of one Reader, and gives the others. It fails with [mapped.ErrApart] where there are none.
+// moveSeen moves the rows that the GPU sees already, and gives the others. It fails with [mapped.ErrApart] where there are none.
 func moveSeen(ctx context.Context, to crew.Destination, parts []part) (total Result, missing []part, err error) {
 	rows, err := seenRows(parts)
 	r := parts[0].file.r
 	if err == nil {
 		var finished <-chan struct{}
-		if finished, err = r.mapped.MoveRows(ctx, &to, r.descriptors.Watch(), rows); err != nil {
+		if finished, err = r.mapped.MoveRows(ctx, &to, rows); err != nil {
 			r.quiet(finished)
 		}
 	}
@@ -105,10 +99,10 @@ func moveSeen(ctx context.Context, to crew.Destination, parts []part) (total Res
 	return total, missing, nil
 }
 
-// seenRows gives the rows of parts that the GPU may see, small ones of files of one Reader.
+// seenRows gives the rows of parts that the GPU may see, small ones of files of Readers that share registrations.
 func seenRows(parts []part) ([]mapped.Rows, error) {
 	r := parts[0].file.r
-	if r.mapped == nil || r.opt.Share != nil || r.opt.Path != Auto && r.opt.Path != Mapped || r.mapped.PinnedBytes() == 0 {
+	if r.mapped == nil || r.mapped.PinnedBytes() == 0 {
 		return nil, mapped.ErrApart
 	}
 	rows, size, count := make([]mapped.Rows, len(parts)), int64(0), 0
@@ -118,14 +112,15 @@ func seenRows(parts []part) ([]mapped.Rows, error) {
 			continue
 		}
 		placed, ok := p.file.source.(source.Placed)
-		if !ok || p.file.r != r || p.file.insideAll(p.spans) != nil { // the caller may have changed them
+		of := p.file.r
+		if !ok || !r.mapped.Shares(of.mapped) || of.opt.Path != Auto && of.opt.Path != Mapped || p.file.insideAll(p.spans) != nil { // the caller may have changed them
 			return nil, mapped.ErrApart
 		}
-		of := placed.Map()
-		if of == nil {
+		places := placed.Map()
+		if places == nil {
 			return nil, mapped.ErrApart
 		}
-		rows[i] = mapped.Rows{Of: of, Spans: p.spans}
+		rows[i] = mapped.Rows{Of: places, Watch: of.descriptors.Watch(), Spans: p.spans}
 		size, count = size+n, count+len(p.spans)
 	}
 	if count == 0 || size > bytesMoved || size/int64(count) >= r.device.CUDA.SmallPieces() {
@@ -142,71 +137,6 @@ func sizeOf(spans []source.Span) (n int64) {
 		n += spans[i].N
 	}
 	return n
-}
-
-// scatterTogether moves spans of several files whose bytes are open and registered with the GPU. Otherwise nothing was moved, and it
-// fails with [mapped.ErrApart]: the way of each file waits for what is missing, and finds what has moved.
-func scatterTogether(ctx context.Context, to crew.Destination, parts []part) (total Result, err error) {
-	transfers, plans := make([]*transfer, 0, len(parts)), make([]*mapped.Plan, 0, len(parts))
-	size := int64(0)
-	for _, p := range parts {
-		t := &transfer{f: p.file, spans: p.spans}
-		if t.size() == 0 {
-			continue
-		}
-		if size += t.size(); size > bytesMoved || p.file.r.mapped == nil {
-			return total, mapped.ErrApart
-		}
-		if t.locate(ctx, false) != nil || t.choice.Path != Mapped || len(t.groups) > 1 || slices.ContainsFunc(t.groups[0].Pieces, inline) {
-			return total, mapped.ErrApart
-		}
-		transfers = append(transfers, t)
-		if t.plan == nil {
-			t.plan = p.file.r.mapped.Plan(t.groups[0].Pieces)
-		}
-		plans = append(plans, t.plan)
-	}
-	if len(transfers) == 0 {
-		return total, mapped.ErrApart
-	}
-	for i, t := range transfers {
-		if err := t.holdOpen(); err != nil {
-			dropAll(transfers[:i], nil)
-			return total, mapped.ErrApart
-		}
-	}
-	_, finished, err := mapped.MoveTogether(ctx, &to, plans)
-	dropAll(transfers, finished)
-	if err != nil {
-		transfers[0].f.r.quiet(finished)
-		return Result{}, err
-	}
-	for _, t := range transfers {
-		moved := Moved{}
-		moved.count(Mapped, t.size())
-		t.f.account(moved, t.choice)
-		total.add(Result{moved, t.choice})
-	}
-	return total, nil
-}
-
-// inline says whether the bytes of a piece exist only in the mount.
-func inline(p source.Piece) bool { return p.File.Inline }
-
-// holdOpen is hold for a transfer of one group, if its files are open.
-func (t *transfer) holdOpen() error {
-	return t.f.hold(func() error {
-		if !t.f.r.descriptors.PinOpen(t.groups[0].Files) {
-			return mapped.ErrApart
-		}
-		return nil
-	})
-}
-
-func dropAll(transfers []*transfer, finished <-chan struct{}) {
-	for _, t := range transfers {
-		t.f.drop(t.groups[0].Files, finished)
-	}
 }
 
 // scatter moves spans to their places, part by part. It returns when nothing writes to the target any more.

@@ -25,7 +25,7 @@ type node struct {
 	parent  *node // nil for the draft itself
 	name    string
 	lookups uint64
-	counts  bool // for the share of its draft's user: see room.nodes
+	counts  bool   // for the share of its draft's user: see room.nodes
 	gone    bool   // it has no name any more
 	place   *place // of a directory that was used lately, or has lost its name:
 	held    bool   // then it counts for the user opener

@@ -230,7 +230,9 @@ func (v *Volume) Published(name string) (id uint64, err error) {
 }
 
 // Drains marks that a checkpoint is being drained: see [fs.Mount.Task].
-func (v *Volume) Drains(name string) (end func(), err error) { return v.inner.Task(0, "drain", []byte(name)) }
+func (v *Volume) Drains(name string) (end func(), err error) {
+	return v.inner.Task(0, "drain", []byte(name))
+}
 
 // Around implements [fs.Top].
 func (v *Volume) Around(inner *fs.Mount) fuse.RawFileSystem {

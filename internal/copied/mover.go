@@ -88,7 +88,8 @@ func (m *Mover) mapFile(b *source.Backing) {
 		_ = unix.Munmap(memory)
 		return
 	}
-	seen := &source.Registered{Window: int64(len(memory)), At: []driver.Pointer{addressOf(memory)}, Used: make([]bool, 1)}
+	seen := source.NewRegistered(int64(len(memory)), 1)
+	seen.At[0].Store(uint64(addressOf(memory)))
 	seen.End.Store(end)
 	m.files[b] = memory
 	m.room--
