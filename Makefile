@@ -34,7 +34,7 @@ SBOM    = $(CACHE)/sbom
 SHARE   = $(DESTDIR)$(PREFIX)/share
 
 .DEFAULT_GOAL := help
-.PHONY: help go build lib demo test testreport test-programs test-peers test-minio test-cluster cluster-images test-gpu lint bench soak-handover soak-volume soak-random bench-remote install uninstall packages image chart dist clean
+.PHONY: help go build lib demo test testreport test-programs test-peers test-minio test-cluster cluster-images test-gpu lint bench bench-shards soak-handover soak-volume soak-random bench-remote install uninstall packages image chart dist clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -88,7 +88,7 @@ test: go ## Run every check but lint: vet, gofmt, Go tests with the race detecto
 	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_PYTHON=$(if $(filter 1,$(READERS)),$(abspath $(VENV)/bin/python)) \
 	  HBMFS_BINARY_RACE=$(if $(filter 1,$(RACE)),$(abspath $(CACHE)/race/hbmfs)) HBMFS_CSI_RACE=$(if $(filter 1,$(RACE)),$(abspath $(CACHE)/race/hbmfs-csi)) \
 	  HBMFS_LIBRARY=$(if $(filter 1,$(READERS)),$(abspath bin/libhbmfs.so)) GORACE="$(or $(GORACE),atexit_sleep_ms=100)" \
-	  HBMFS_VERSION=$(VERSION) HBMFS_S3SERVER=$(if $(filter 1,$(SERVERS)),$(abspath $(S3))) \
+	  PYTHONPYCACHEPREFIX=$(abspath $(CACHE)/bytecode) HBMFS_VERSION=$(VERSION) HBMFS_S3SERVER=$(if $(filter 1,$(SERVERS)),$(abspath $(S3))) \
 	  HBMFS_CSI=$(abspath bin/hbmfs-csi) HBMFS_CSI_SANITY=$(if $(filter 1,$(SERVERS)),$(abspath $(SANITY))) \
 	  HBMFS_K8SCHECK=$(if $(filter 1,$(DEPLOY)),$(abspath $(K8SCHECK))) HBMFS_PACKAGES=$(if $(filter 1,$(DEPLOY)),$(abspath $(PACKAGES))) \
 	  HBMFS_IMAGE=$(if $(filter 1,$(DEPLOY)),$(abspath bin/image.tar)) \
@@ -231,6 +231,11 @@ bench: build ## Measure the mount against direct reads and write docs/benchmarks
 	$(STATIC) -o $(CACHE)/loopback ./tests/bench/loopback
 	$(CACHE)/bench --hbmfs bin/hbmfs --loopback $(CACHE)/loopback --docs docs $(BENCHFLAGS)
 
+bench-shards: build lib ## Measure random batches of many shards on the host beside np.memmap, a DataLoader, MosaicML Streaming and LitData (15 minutes)
+	@tools/need.sh fuse python
+	@tests/venv.sh $(PEERS) $(VENV)
+	HBMFS_LIBRARY=$(abspath bin/libhbmfs.so) PYTHONPATH=python $(PEERS)/bin/python -W ignore tests/bench/shards.py bin/hbmfs $(BENCHFLAGS)
+
 soak-handover: build ## Replace daemons under readers, 200 times with 1,000 files, 20 times with 100,000, and kill them, and keepers, while they take over (12 minutes)
 	@tools/need.sh fuse python
 	@tests/venv.sh $(PEERS) $(VENV)
@@ -241,10 +246,13 @@ soak-handover: build ## Replace daemons under readers, 200 times with 1,000 file
 	  HBMFS_PYTHON=$(abspath $(PEERS)/bin/python) HBMFS_PEERS=$(abspath $(PEERS)/bin/python) \
 	  $(GO) test -count=1 -v -timeout 20m -run TestReadersSeeNoHandover ./tests/handover
 
-soak-volume: build ## Have the disk of a checkpoint volume fail at every system call, and write and kill for half an hour (35 minutes; SOAK=30m)
-	@tools/need.sh fuse strace
+soak-volume: build lib ## Have the disk of a checkpoint volume fail at every system call, and write and kill for half an hour (35 minutes; SOAK=30m)
+	@tools/need.sh fuse strace python
+	@tests/venv.sh $(VENV)
 	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_FAULTS=1 $(GO) test -count=1 -v -timeout 20m -run TestDiskFails ./tests/volume
 	HBMFS_SEED=$(SEED) HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_SOAK=$(or $(SOAK),30m) $(GO) test -count=1 -v -timeout 2h -run TestSoak ./tests/volume
+	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_PYTHON=$(abspath $(VENV)/bin/python) HBMFS_LIBRARY=$(abspath bin/libhbmfs.so) HBMFS_TEST_LONG=1 \
+	  PYTEST_ARGS="-k (at_random)or(are_ended)or(daemons_are_killed)" $(GO) test -count=1 -v -timeout 1h -run TestPythonCheckpoints ./tests/python/checkpoints
 
 soak-random: build ## Do random things with a new seed to a KV volume's books, a draft's files and a node of Kubernetes (20 minutes; SEED=N repeats)
 	@tools/need.sh fuse nginx

@@ -3,6 +3,7 @@ package cufile
 import (
 	"context"
 	"fmt"
+	"math"
 	"slices"
 
 	"github.com/hbmfs/hbmfs/internal/driver"
@@ -30,7 +31,7 @@ const Unread = -1
 const mostElement = 16
 
 // BeginBatch starts bringing the spans of a batch to memory of the caller, and writes what the sequences say, if they are not nil. The rest
-// is as in BeginGather; nothing is widened. Closing one of the files ends the request. Spans and sequences that cannot be may be an error of
+// is as in BeginGather. Places and lengths count elements as they are read, also where they are widened. Closing one of the files ends the request. Spans and sequences that cannot be may be an error of
 // the request.
 func BeginBatch(ctx context.Context, to Target, b *Batch, s *Sequences) (*Request, error) {
 	if len(b.Files) == 0 {
@@ -68,6 +69,9 @@ func BeginBatch(ctx context.Context, to Target, b *Batch, s *Sequences) (*Reques
 			}
 			where.Also = also.Also
 		}
+		if where.Form, err = r.form(&to, b.Element, b.row(&to), after); err != nil {
+			return Result{}, err
+		}
 		result, err := scatterAll(ctx, where, parts)
 		if err != nil {
 			return Result{}, err
@@ -84,12 +88,17 @@ func BeginBatch(ctx context.Context, to Target, b *Batch, s *Sequences) (*Reques
 func (b *Batch) check(to *Target) error {
 	r, n := b.Files[0].r, len(b.Starts)
 	switch {
-	case to.Widen != WidenNone:
-		return fmt.Errorf("%w: a batch is not widened", ErrMemory)
 	case b.Element < 1 || b.Element > mostElement:
 		return fmt.Errorf("%w: elements of %d bytes cannot be", ErrMemory, b.Element)
 	case b.Begins != nil && len(b.Begins) != len(b.Files), b.Sources != nil && len(b.Sources) != n, b.Lengths != nil && len(b.Lengths) != n, b.Places != nil && len(b.Places) != n:
 		return fmt.Errorf("%w: the arrays of %d spans of %d files have other lengths", ErrMemory, n, len(b.Files))
+	}
+	if to.Targets != (Memory{}) && (b.Lengths != nil || b.Places != nil) {
+		return fmt.Errorf("%w: targets are of equal rows, one behind the other", ErrMemory)
+	}
+	form, err := r.form(to, b.Element, b.row(to), 0)
+	if err != nil {
+		return err
 	}
 	for _, f := range b.Files {
 		if f.r.opt.Device != r.opt.Device {
@@ -103,7 +112,36 @@ func (b *Batch) check(to *Target) error {
 	} else if some, err := b.each(to, nil); err != nil || !some {
 		return err
 	}
+	if form != nil && form.Row > 0 {
+		if err := r.checkMemory(to.Targets); err != nil {
+			return err
+		}
+	}
 	return r.checkMemory(to.Memory)
+}
+
+// row is how many elements of a row are read where there is a second output, else 0.
+func (b *Batch) row(to *Target) int64 {
+	if to.Targets == (Memory{}) {
+		return 0
+	}
+	return b.Length
+}
+
+// room is how many elements may be read to the memory.
+func (b *Batch) room(to *Target) int64 {
+	size, row := to.Widen.Size(b.Element), b.row(to)
+	if row == 0 {
+		return to.Length / size
+	}
+	room := min(to.Length, to.Targets.Length) / size
+	if row > 1 {
+		room /= row - 1
+	}
+	if room > math.MaxInt64/row {
+		return math.MaxInt64
+	}
+	return room * row
 }
 
 // behind says whether spans are of one file, and lie one behind the other. The request looks at these: it would cost the caller's thread as much as
@@ -113,7 +151,7 @@ func (b *Batch) behind() bool { return b.Sources == nil && b.Places == nil && b.
 // spans appends those of a batch that are one behind the other, in bytes. It gives false where some are not inside of their file and of the
 // memory; each takes three times as long, and says which.
 func (b *Batch) spans(to *Target, list []source.Span) ([]source.Span, bool) {
-	limit, begin, left, wrong := b.limit(0), b.begin(0), to.Length/b.Element, int64(0)
+	limit, begin, left, wrong := b.limit(0), b.begin(0), b.room(to), int64(0)
 	room, starts := left, b.Starts[:len(b.Lengths)]
 	for i, n := range b.Lengths {
 		start := starts[i]
@@ -153,7 +191,7 @@ func (b *Batch) parts(to *Target, all []source.Span) ([]part, error) {
 // each refuses spans that are not inside of their file, or of the memory. With a list it appends the others to those of their file. It says whether
 // there is something to read.
 func (b *Batch) each(to *Target, list []part) (some bool, err error) {
-	limits, room := make([]int64, len(b.Files)), to.Length/b.Element
+	limits, room := make([]int64, len(b.Files)), b.room(to)
 	for k := range limits {
 		limits[k] = b.limit(k)
 	}

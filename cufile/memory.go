@@ -6,7 +6,6 @@ import (
 
 	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
-	"github.com/hbmfs/hbmfs/internal/widen"
 )
 
 // Target says where a request's bytes go, and how.
@@ -18,6 +17,10 @@ type Target struct {
 	Stream *uintptr
 
 	Widen Widen
+
+	// Targets, if it is not zero, is for a second output of a [Batch] of equal rows: Memory gets all elements of a row but the last one,
+	// Targets all but the first. So a row of Length elements takes Length-1 in each.
+	Targets Memory
 }
 
 // destination makes one of n bytes of the caller's memory. after is what [device.Device.Mark] gave.
@@ -29,19 +32,51 @@ func (r *Reader) destination(at uintptr, n int64, after driver.Handle) crew.Dest
 	return d
 }
 
+// form gives how elements of so many bytes are written, those of rows of so many if there is a second output; nil: as they are. It refuses
+// what cannot be.
+func (r *Reader) form(to *Target, element, row int64, after driver.Handle) (*crew.Form, error) {
+	form, err := to.Widen.Form()
+	switch {
+	case err != nil:
+		return nil, err
+	case form != nil && form.From != element:
+		return nil, fmt.Errorf("%w: elements of %d bytes are widened as if they had %d", ErrMemory, element, form.From)
+	case form == nil && to.Targets == (Memory{}):
+		return nil, nil
+	case form == nil:
+		form = &crew.Form{From: element, Size: element}
+	}
+	if to.Targets != (Memory{}) {
+		if form.Row = row; row < 1 || element > 8 || element&(element-1) != 0 {
+			return nil, fmt.Errorf("%w: rows of %d elements of %d bytes have no targets", ErrMemory, row, element)
+		}
+		form.Beside = r.destination(to.Targets.Pointer, to.Targets.Length, after)
+	}
+	if (to.Pointer|to.Targets.Pointer)%uintptr(form.Size) != 0 {
+		return nil, fmt.Errorf("%w: elements of %d bytes need memory aligned to them", ErrMemory, form.Size)
+	}
+	return form, nil
+}
+
 // check refuses a request that cannot be, before anything is written.
 func (f *File) check(to *Target, offsets []int64, length int64) error {
 	if err := f.inside(offsets, length); err != nil {
 		return err
 	}
-	element, times, err := to.Widen.Sizes()
-	switch {
-	case err != nil:
+	form, err := to.Widen.Form()
+	if err != nil {
 		return err
-	case length%element != 0:
-		return fmt.Errorf("read %s: %w: %d bytes are not whole elements of %d to widen", f.name, ErrMemory, length, element)
-	case times > 1 && to.Pointer%widen.Size != 0:
-		return fmt.Errorf("read %s: %w: widened elements need memory aligned to %d", f.name, ErrMemory, widen.Size)
+	}
+	times := int64(1)
+	if form != nil {
+		times = form.Size / form.From
+		if _, err := f.r.form(to, form.From, 0, 0); err != nil {
+			return fmt.Errorf("read %s: %w", f.name, err)
+		}
+	}
+	switch {
+	case form != nil && length%form.From != 0:
+		return fmt.Errorf("read %s: %w: %d bytes are not whole elements of %d to widen", f.name, ErrMemory, length, form.From)
 	case length == 0 || len(offsets) == 0:
 		return nil
 	case to.Length < 0 || int64(len(offsets)) > to.Length/times/length:

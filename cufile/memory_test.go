@@ -3,7 +3,6 @@ package cufile
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"math/rand/v2"
 	"sync"
@@ -131,18 +130,15 @@ func TestGatherIntoWidens(t *testing.T) {
 		r := newReader(t, o)
 		f := openFileIn(t, r, name)
 		random := rand.New(rand.NewPCG(12, 4))
-		for _, kind := range []Widen{WidenNone, WidenU16ToI64, WidenU32ToI64} {
-			element, times, err := kind.Sizes()
-			if err != nil {
-				t.Fatal(err)
-			}
+		for kind := WidenNone; kind <= WidenI32ToI64; kind++ {
+			form := formOf(t, kind, 1)
 			for _, rows := range []int{1, 7, 150} {
-				length := element * (1 + random.Int64N(1500))
+				length := form.From * (1 + random.Int64N(1500))
 				offsets := make([]int64, rows)
 				var want []byte
 				for i := range offsets {
 					offsets[i] = random.Int64N(f.Size() - length + 1) // at odd places too
-					want = append(want, widenedByHand(data[offsets[i]:offsets[i]+length], element, times)...)
+					want = append(want, widenedByHand(data[offsets[i]:offsets[i]+length], form)...)
 				}
 				m := newMemory(t, r, int64(len(want)), 0)
 				if _, err := f.GatherInto(t.Context(), Target{Memory: m.Memory, Widen: kind}, offsets, length); err != nil {
@@ -152,19 +148,6 @@ func TestGatherIntoWidens(t *testing.T) {
 			}
 		}
 	})
-}
-
-func widenedByHand(data []byte, element, times int64) []byte {
-	if times == 1 {
-		return data
-	}
-	var out []byte
-	for i := int64(0); i < int64(len(data)); i += element {
-		var eight [8]byte
-		copy(eight[:], data[i:i+element])
-		out = binary.NativeEndian.AppendUint64(out, binary.LittleEndian.Uint64(eight[:]))
-	}
-	return out
 }
 
 func TestManyReadIntoMemoryAtOnce(t *testing.T) {
@@ -220,7 +203,7 @@ func TestMemoryThatCannotBe(t *testing.T) {
 			{"no room for what is widened", Target{Memory: Memory{Pointer: m.Pointer, Length: 399}, Widen: WidenU16ToI64}, []int64{0}, 100, ErrMemory},
 			{"half an element", Target{Memory: m.Memory, Widen: WidenU16ToI64}, []int64{0}, 101, ErrMemory},
 			{"unaligned and widened", Target{Memory: Memory{Pointer: m.Pointer + 4, Length: 7000}, Widen: WidenU32ToI64}, []int64{0}, 100, ErrMemory},
-			{"an unknown widening", Target{Memory: m.Memory, Widen: 9}, []int64{0}, 100, ErrMemory},
+			{"an unknown widening", Target{Memory: m.Memory, Widen: 11}, []int64{0}, 100, ErrMemory},
 			{"no address", Target{Memory: Memory{Pointer: 0, Length: 100}}, []int64{0}, 100, ErrMemory},
 			{"an address beyond all", Target{Memory: Memory{Pointer: ^uintptr(0) - 50, Length: 100}}, []int64{0}, 100, ErrMemory},
 			{"before the file", Target{Memory: m.Memory}, []int64{0, -1}, 100, ErrOutOfRange},
@@ -358,8 +341,8 @@ func TestAllocation(t *testing.T) {
 	if err := a.CopyTo(make([]byte, 1), 0); !errors.Is(err, ErrClosed) {
 		t.Errorf("copy of what is free: %v", err)
 	}
-	if n := ask(t, o.Libraries.CUDA, "fake_cuda_retained"); n != 1 {
-		t.Errorf("%d references to the context, want the Reader's", n)
+	if n := ask(t, o.Libraries.CUDA, "fake_cuda_retained"); n != 2 {
+		t.Errorf("%d references to the context, want the Reader's and its registrations'", n)
 	}
 }
 

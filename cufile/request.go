@@ -38,16 +38,12 @@ type Request struct {
 func (f *File) BeginGather(ctx context.Context, to Target, offsets []int64, length int64) (*Request, error) {
 	check := func() error { return f.check(&to, offsets, length) }
 	return begin(ctx, []*File{f}, &to, check, func(ctx context.Context, after driver.Handle) (Result, error) {
-		_, times, err := to.Widen.Sizes()
-		if err != nil {
+		where := f.r.destination(to.Pointer, to.Length, after)
+		var err error
+		if where.Form, err = to.Widen.Form(); err != nil {
 			return Result{}, err
 		}
-		where := f.r.destination(to.Pointer, int64(len(offsets))*length*times, after)
-		rows := source.Rows(offsets, length)
-		if to.Widen == WidenNone {
-			return scatterAll(ctx, where, []part{{f, rows}})
-		}
-		return f.scatter(ctx, where, to.Widen, rows)
+		return scatterAll(ctx, where, []part{{f, source.Rows(offsets, length)}})
 	})
 }
 

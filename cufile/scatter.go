@@ -3,7 +3,6 @@ package cufile
 import (
 	"context"
 	"errors"
-	"slices"
 	"sync"
 
 	"github.com/hbmfs/hbmfs/internal/crew"
@@ -24,6 +23,9 @@ type part struct {
 // scatterAll moves the spans of all files at once: by one launch where they are at hand, and else file by file. One that fails
 // ends the others. The choice is that of the first bytes.
 func scatterAll(ctx context.Context, to crew.Destination, parts []part) (Result, error) {
+	if parts[0].file.r.copied != nil {
+		return scatterHost(ctx, to, parts)
+	}
 	total, missing, err := moveSeen(ctx, to, parts)
 	if err == nil && len(missing) > 0 {
 		to.Also = nil // it is done
@@ -39,11 +41,6 @@ func scatterAll(ctx context.Context, to crew.Destination, parts []part) (Result,
 
 // scatterUnseen is scatterAll for spans that the GPU may not see yet.
 func scatterUnseen(ctx context.Context, to crew.Destination, parts []part) (total Result, err error) {
-	if len(parts) > 1 {
-		if total, err = scatterTogether(ctx, to, parts); !errors.Is(err, mapped.ErrApart) {
-			return total, err
-		}
-	}
 	inner, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	results := make([]Result, len(parts))
@@ -51,7 +48,7 @@ func scatterUnseen(ctx context.Context, to crew.Destination, parts []part) (tota
 	for i, p := range parts {
 		move := func() {
 			var err error
-			if results[i], err = p.file.scatter(inner, to, WidenNone, p.spans); err != nil {
+			if results[i], err = p.file.scatter(inner, to, p.spans); err != nil {
 				cancel(err) // which keeps the first reason
 			}
 		}
@@ -71,13 +68,13 @@ func scatterUnseen(ctx context.Context, to crew.Destination, parts []part) (tota
 	return total, nil
 }
 
-// moveSeen moves the rows that the GPU sees already, of files of one Reader, and gives the others. It fails with [mapped.ErrApart] where there are none.
+// moveSeen moves the rows that the GPU sees already, and gives the others. It fails with [mapped.ErrApart] where there are none.
 func moveSeen(ctx context.Context, to crew.Destination, parts []part) (total Result, missing []part, err error) {
 	rows, err := seenRows(parts)
 	r := parts[0].file.r
 	if err == nil {
 		var finished <-chan struct{}
-		if finished, err = r.mapped.MoveRows(ctx, &to, r.descriptors.Watch(), rows); err != nil {
+		if finished, err = r.mapped.MoveRows(ctx, &to, rows); err != nil {
 			r.quiet(finished)
 		}
 	}
@@ -102,10 +99,10 @@ func moveSeen(ctx context.Context, to crew.Destination, parts []part) (total Res
 	return total, missing, nil
 }
 
-// seenRows gives the rows of parts that the GPU may see, small ones of files of one Reader.
+// seenRows gives the rows of parts that the GPU may see, small ones of files of Readers that share registrations.
 func seenRows(parts []part) ([]mapped.Rows, error) {
 	r := parts[0].file.r
-	if r.mapped == nil || r.opt.Share != nil || r.opt.Path != Auto && r.opt.Path != Mapped || r.mapped.PinnedBytes() == 0 {
+	if r.mapped == nil || r.mapped.PinnedBytes() == 0 {
 		return nil, mapped.ErrApart
 	}
 	rows, size, count := make([]mapped.Rows, len(parts)), int64(0), 0
@@ -115,14 +112,15 @@ func seenRows(parts []part) ([]mapped.Rows, error) {
 			continue
 		}
 		placed, ok := p.file.source.(source.Placed)
-		if !ok || p.file.r != r || p.file.insideAll(p.spans) != nil { // the caller may have changed them
+		of := p.file.r
+		if !ok || !r.mapped.Shares(of.mapped) || of.opt.Path != Auto && of.opt.Path != Mapped || p.file.insideAll(p.spans) != nil { // the caller may have changed them
 			return nil, mapped.ErrApart
 		}
-		of := placed.Map()
-		if of == nil {
+		places := placed.Map()
+		if places == nil {
 			return nil, mapped.ErrApart
 		}
-		rows[i] = mapped.Rows{Of: of, Spans: p.spans}
+		rows[i] = mapped.Rows{Of: places, Watch: of.descriptors.Watch(), Spans: p.spans}
 		size, count = size+n, count+len(p.spans)
 	}
 	if count == 0 || size > bytesMoved || size/int64(count) >= r.device.CUDA.SmallPieces() {
@@ -141,82 +139,17 @@ func sizeOf(spans []source.Span) (n int64) {
 	return n
 }
 
-// scatterTogether moves spans of several files whose bytes are open and registered with the GPU. Otherwise nothing was moved, and it
-// fails with [mapped.ErrApart]: the way of each file waits for what is missing, and finds what has moved.
-func scatterTogether(ctx context.Context, to crew.Destination, parts []part) (total Result, err error) {
-	transfers, plans := make([]*transfer, 0, len(parts)), make([]*mapped.Plan, 0, len(parts))
-	size := int64(0)
-	for _, p := range parts {
-		t := &transfer{f: p.file, spans: p.spans}
-		if t.size() == 0 {
-			continue
-		}
-		if size += t.size(); size > bytesMoved || p.file.r.mapped == nil {
-			return total, mapped.ErrApart
-		}
-		if t.locate(ctx, false) != nil || t.choice.Path != Mapped || len(t.groups) > 1 || slices.ContainsFunc(t.groups[0].Pieces, inline) {
-			return total, mapped.ErrApart
-		}
-		transfers = append(transfers, t)
-		if t.plan == nil {
-			t.plan = p.file.r.mapped.Plan(t.groups[0].Pieces)
-		}
-		plans = append(plans, t.plan)
-	}
-	if len(transfers) == 0 {
-		return total, mapped.ErrApart
-	}
-	for i, t := range transfers {
-		if err := t.holdOpen(); err != nil {
-			dropAll(transfers[:i], nil)
-			return total, mapped.ErrApart
-		}
-	}
-	_, finished, err := mapped.MoveTogether(ctx, &to, plans)
-	dropAll(transfers, finished)
-	if err != nil {
-		transfers[0].f.r.quiet(finished)
-		return Result{}, err
-	}
-	for _, t := range transfers {
-		moved := Moved{}
-		moved.count(Mapped, t.size())
-		t.f.account(moved, t.choice)
-		total.add(Result{moved, t.choice})
-	}
-	return total, nil
-}
-
-// inline says whether the bytes of a piece exist only in the mount.
-func inline(p source.Piece) bool { return p.File.Inline }
-
-// holdOpen is hold for a transfer of one group, if its files are open.
-func (t *transfer) holdOpen() error {
-	return t.f.hold(func() error {
-		if !t.f.r.descriptors.PinOpen(t.groups[0].Files) {
-			return mapped.ErrApart
-		}
-		return nil
-	})
-}
-
-func dropAll(transfers []*transfer, finished <-chan struct{}) {
-	for _, t := range transfers {
-		t.f.drop(t.groups[0].Files, finished)
-	}
-}
-
-// scatter moves spans to their places, part by part, widened on the way. It returns when nothing writes to the target any more.
-func (f *File) scatter(ctx context.Context, to crew.Destination, kind Widen, spans []source.Span) (Result, error) {
+// scatter moves spans to their places, part by part. It returns when nothing writes to the target any more.
+func (f *File) scatter(ctx context.Context, to crew.Destination, spans []source.Span) (Result, error) {
 	total := Result{Choice: Choice{f.r.opt.Path, "there is nothing to move"}}
-	straight := kind == WidenNone && f.r.opt.Path != Direct && f.r.opt.Path != Compat
+	straight := to.Form == nil && f.r.opt.Path != Direct && f.r.opt.Path != Compat
 	for part := range parts(spans, bytesMoved) {
 		result, err := Result{}, errArena
 		if straight {
 			result, err = f.moveTo(ctx, to, part)
 		}
 		if errors.Is(err, errArena) {
-			result, err = f.scatterByArena(ctx, &to, kind, part)
+			result, err = f.scatterByArena(ctx, &to, part)
 		}
 		if err != nil {
 			return Result{}, err
@@ -226,31 +159,29 @@ func (f *File) scatter(ctx context.Context, to crew.Destination, kind Widen, spa
 	return total, nil
 }
 
-// scatterByArena brings spans into the arena one after the other, and from there to their places.
-func (f *File) scatterByArena(ctx context.Context, to *crew.Destination, kind Widen, spans []source.Span) (total Result, err error) {
-	for part := range parts(spans, f.r.opt.Arena/4) {
+// scatterByArena brings spans into the arena one after the other, and from there to their places, in the destination's form.
+func (f *File) scatterByArena(ctx context.Context, to *crew.Destination, spans []source.Span) (total Result, err error) {
+	for part := range parts(spans, f.r.opt.Arena/4/mostElement*mostElement) {
 		t := &transfer{f: f, spans: make([]source.Span, len(part))}
 		var places []source.Span // of what lies together there as well
 		end := int64(0)
 		for i, s := range part {
 			t.spans[i] = source.Span{Offset: s.Offset, N: s.N, To: end}
 			end += s.N
-			if last := len(places) - 1; last >= 0 && places[last].To+places[last].N == s.To {
+			if last := len(places) - 1; last >= 0 && places[last].To+places[last].N == s.To && (to.Form == nil || to.Form.Row == 0) {
 				places[last].N += s.N
 			} else {
 				places = append(places, s)
 			}
 		}
-		v, err := t.fillSeen(ctx, end)
-		if errors.Is(err, mapped.ErrApart) {
-			if v, err = t.allocate(ctx); err == nil {
-				err = t.fill(ctx, v)
-			}
+		v, err := t.allocate(ctx)
+		if err == nil {
+			err = t.fill(ctx, v)
 		}
 		if err != nil {
 			return Result{}, err
 		}
-		err = f.r.widen.Move(ctx, to, kind, v.destination(), places)
+		err = f.r.widen.Move(ctx, to, v.destination(), places)
 		total.add(Result{v.Moved(), v.Choice()})
 		v.Release()
 		if err != nil {
@@ -258,32 +189,6 @@ func (f *File) scatterByArena(ctx context.Context, to *crew.Destination, kind Wi
 		}
 	}
 	return total, nil
-}
-
-// fillSeen brings rows, of which the GPU may see some already, into n bytes of the arena. Otherwise it fails with [mapped.ErrApart].
-func (t *transfer) fillSeen(ctx context.Context, n int64) (*View, error) {
-	parts := []part{{t.f, t.spans}}
-	if _, err := seenRows(parts); err != nil {
-		return nil, err
-	}
-	v, err := t.f.r.view(ctx, n, 0)
-	if err != nil {
-		return nil, err
-	}
-	result, missing, err := moveSeen(ctx, *v.destination(), parts)
-	if err == nil && len(missing) > 0 {
-		var rest Result
-		if rest, err = t.f.moveTo(ctx, *v.destination(), missing[0].spans); errors.Is(err, errArena) {
-			err = mapped.ErrApart
-		}
-		result.add(rest)
-	}
-	if err != nil {
-		v.Release()
-		return nil, err
-	}
-	v.moved, v.choice = result.Moved, result.Choice
-	return v, nil
 }
 
 // parts cuts spans into parts of at most limit bytes, and leaves empty ones out.

@@ -32,7 +32,9 @@ func hbmfs_go_batch_begin(b *C.hbmfs_batch, out *C.hbmfs_handle, why *C.hbmfs_fa
 		if err != nil {
 			return err
 		}
-		q, err := lib.batch(files, target(b.dst, b.dst_length, b.stream), &batch, sequences)
+		to := target(b.dst, b.dst_length, b.stream)
+		to.Widen, to.Targets = cufile.Widen(b.widen), cufile.Memory{Pointer: uintptr(b.targets), Length: int64(b.targets_length)}
+		q, err := lib.batch(files, to, &batch, sequences)
 		*out = C.hbmfs_handle(q)
 		return err
 	})
@@ -65,7 +67,7 @@ func sequencesOf(b *C.hbmfs_batch) (*cufile.Sequences, error) {
 	}
 	s := &cufile.Sequences{Lengths: lengths, Documents: documents, Tokens: n, Pad: uint64(b.pad)}
 	if b.dst != 0 {
-		s.Element = int64(b.element)
+		s.Element = cufile.Widen(b.widen).Size(int64(b.element))
 	}
 	if b.cu_seqlens != 0 {
 		s.Begins = cufile.Memory{Pointer: uintptr(b.cu_seqlens), Length: 4 * (int64(len(lengths)) + 1)}

@@ -147,7 +147,9 @@ int32_t hbmfs_batch_begin(const hbmfs_batch *batch, hbmfs_handle *request, hbmfs
     if (!KNOWN(batch->struct_size, hbmfs_batch, pad)) return hbmfs_fail_size(why);
     REFUSE_NULL(!batch->files || (batch->count > 0 && !batch->starts) || (batch->sequence_count > 0 && (!batch->sequence_lengths || !batch->sequence_documents)));
     *request = 0;
-    return hbmfs_go_batch_begin((hbmfs_batch *)batch, request, why);
+    hbmfs_batch full = {0};
+    memcpy(&full, batch, batch->struct_size < sizeof full ? batch->struct_size : sizeof full);
+    return hbmfs_go_batch_begin(&full, request, why);
 }
 
 int32_t hbmfs_wait(hbmfs_handle request, int64_t timeout_ns, hbmfs_result *result, hbmfs_failure *why) {
@@ -205,4 +207,11 @@ int32_t hbmfs_draw(hbmfs_source *sources, int64_t k, int64_t n, int64_t end, uin
     REFUSE_FORKED;
     REFUSE_NULL(!count || (k > 0 && !sources) || (room > 0 && !drawn));
     return hbmfs_go_draw(sources, k, n, end, drawn, room, count, why);
+}
+
+int32_t hbmfs_safetensors_header(int32_t fd, const char *name, char *table, int64_t room, int64_t *length, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    REFUSE_NULL(!name || !length || (room > 0 && !table));
+    *length = 0;
+    return hbmfs_go_safetensors_header(fd, (char *)name, table, room, length, why);
 }

@@ -104,8 +104,8 @@ typedef struct hbmfs_reader_options {
 	const char *require;  /* NULL: nothing is required */
 	int32_t threads;      /* that read; 0: 8, but no more than there are CPUs */
 	int32_t readers;      /* readers that share this host, if the caller knows it; 0: one */
-	int64_t arena_bytes;  /* of the device's memory, for "direct" and "compat", and for widening, when one first wants it; 0: 1 GiB, on the host 256 MiB */
-	int64_t pinned_bytes; /* most host memory kept registered with CUDA; 0: a quarter of the RAM, at most 16 GiB */
+	int64_t arena_bytes;  /* of the device's memory, for "direct" and "compat", and for widening what is not registered yet, when one first wants it; 0: 1 GiB, on the host 256 MiB */
+	int64_t pinned_bytes; /* most host memory kept registered with CUDA; of all readers with the same number; 0: a quarter of the RAM, or of the control group's limit */
 	int64_t slot_bytes;   /* that a thread moves at a time; 0: 4 MiB. Each thread pins three slots */
 	int32_t reuse;        /* not 0: the same bytes will be read again, so that keeping them registered pays */
 	int32_t reserved;
@@ -203,11 +203,22 @@ int32_t hbmfs_prefetch(hbmfs_handle file, const int64_t *offsets, const int64_t 
  */
 #define HBMFS_NO_STREAM UINT64_MAX
 
-/* How elements are converted on the device, after they have crossed the link. */
+/*
+ * How elements are converted on the device, after they have crossed the link: those of U8 have 1 byte and no sign, and I64 are
+ * int64_t. dst must be aligned to what it gets.
+ */
 typedef enum {
-	HBMFS_KEEP = 0,       /* they stay as they are */
-	HBMFS_U16_TO_I64 = 1, /* dst gets 8 bytes for each 2 of the file; it must be aligned to 8 */
-	HBMFS_U32_TO_I64 = 2  /* dst gets 8 bytes for each 4 of the file; it must be aligned to 8 */
+	HBMFS_KEEP = 0, /* they stay as they are */
+	HBMFS_U16_TO_I64 = 1,
+	HBMFS_U32_TO_I64 = 2,
+	HBMFS_U8_TO_I32 = 3,
+	HBMFS_U8_TO_I64 = 4,
+	HBMFS_I8_TO_I32 = 5,
+	HBMFS_I8_TO_I64 = 6,
+	HBMFS_U16_TO_I32 = 7,
+	HBMFS_I16_TO_I32 = 8,
+	HBMFS_I16_TO_I64 = 9,
+	HBMFS_I32_TO_I64 = 10
 } hbmfs_widen;
 
 typedef struct hbmfs_result {
@@ -260,6 +271,13 @@ typedef struct hbmfs_batch {
 	uint64_t position_ids; /* int64[elements]: each element's place in its sequence */
 	uint64_t document_ids; /* int64[elements]: the number of each element's document */
 	uint64_t pad;          /* elements of dst that are of a document below 0 (padding) become this, as far as their 1, 2, 4 or 8 bytes go */
+
+	/* How elements are written. Lengths and places count those that are read. */
+	int32_t widen; /* an hbmfs_widen of elements of `element` bytes */
+	int32_t reserved;
+	uint64_t targets; /* not 0: of each row of `length` elements dst gets all but the last one, and targets, on the same device, all but the
+			     first. Both have length - 1 elements for a row. Without lengths and places */
+	int64_t targets_length; /* bytes */
 } hbmfs_batch;
 
 /*
@@ -339,6 +357,20 @@ typedef struct hbmfs_source {
  * first. It stops behind one of a source that is due next only beyond end, or never. count is how many were drawn.
  */
 int32_t hbmfs_draw(hbmfs_source *sources, int64_t k, int64_t n, int64_t end, uint8_t *drawn, int64_t room, int64_t *count, hbmfs_failure *why);
+
+/* ---- safetensors ---- */
+
+/*
+ * Reads and checks the header of a safetensors file, which is open for reading as fd; errors call it name. table gets JSON of length bytes,
+ * without a zero behind it:
+ *
+ *	{"size": BYTES, "metadata": {KEY: TEXT}, "tensors": [[NAME, DTYPE, [DIMENSION, ...], OFFSET, BYTES], ...]}
+ *
+ * The first size is the file's. Tensors come in the order of their bytes, which begin at OFFSET in the file. Where length is more than
+ * room, nothing is written: call again with so much. HBMFS_FORMAT: the file is damaged, or no such file; what is accepted is what the safetensors package accepts,
+ * but for names that are there twice.
+ */
+int32_t hbmfs_safetensors_header(int32_t fd, const char *name, char *table, int64_t room, int64_t *length, hbmfs_failure *why);
 
 /* ---- checkpoints: drafts and verifications have handles ----
  *

@@ -185,6 +185,9 @@ func (w *Worker) openBeside() (err error) {
 // JobContext is the context of the job that the worker is at.
 func (w *Worker) JobContext() context.Context { return w.job.ctx }
 
+// GoesOn counts a part of a long step as a step that has ended, for who waits at last.
+func (w *Worker) GoesOn() { w.done.Add(1) }
+
 // Retire makes the worker refuse jobs from now on: their memory is given back.
 func (w *Worker) Retire() { w.over = true }
 
@@ -238,6 +241,7 @@ type Destination struct {
 	HBM   driver.Pointer // of the first byte, on a GPU
 	Host  []byte         // on the host
 	After driver.Handle  // an event that streams wait for before they write; 0 for none
+	Form  *Form          // how elements are written; nil: bytes, as they are
 
 	// Also, if not nil, starts what else a request writes, by a table that fits into the rest of a slot. It does so once.
 	Also func(w *Worker, s *Slot, used int) error

@@ -97,11 +97,25 @@ func (c *CUDA) LaunchGather(fn Handle, pieces Pointer, count uint32, stream Hand
 	return err
 }
 
-// LaunchWiden starts hbmfs_widen(from, to, count, size) on a stream, see widen.cu.
-func (c *CUDA) LaunchWiden(fn Handle, from, to Pointer, count uint64, size uint32, stream Handle) error {
-	const threads, mostBlocks = 256, 4096
-	blocks := min((count+threads-1)/threads, mostBlocks)
-	parameters := [4]unsafe.Pointer{unsafe.Pointer(&from), unsafe.Pointer(&to), unsafe.Pointer(&count), unsafe.Pointer(&size)}
+// Widening is what hbmfs_widen does with the elements of its pieces.
+type Widening struct {
+	To, Beside Pointer // the outputs; Beside may be 0
+	From, Size uint32  // bytes of an element, before and after
+	Signed     uint32  // 1 for elements with a sign
+}
+
+// The bits of a piece's length that say which output has no place for one of its elements, see widen.cu.
+const (
+	NotInSecond = 1 << 63 // its first one
+	NotInFirst  = 1 << 62 // its last one
+)
+
+// LaunchWiden starts hbmfs_widen(pieces, count, to, beside, from, size, is_signed) on a stream, see widen.cu.
+func (c *CUDA) LaunchWiden(fn Handle, pieces Pointer, count uint32, how *Widening, stream Handle) error {
+	const threads, perWarp, mostBlocks = 256, 32, 4096
+	blocks := min((int64(count)*perWarp+threads-1)/threads, mostBlocks)
+	parameters := [7]unsafe.Pointer{unsafe.Pointer(&pieces), unsafe.Pointer(&count), unsafe.Pointer(&how.To), unsafe.Pointer(&how.Beside),
+		unsafe.Pointer(&how.From), unsafe.Pointer(&how.Size), unsafe.Pointer(&how.Signed)}
 	err := c.call(cuLaunchKernel, "cuLaunchKernel", uintptr(fn), uintptr(blocks), 1, 1, threads, 1, 1, 0, uintptr(stream),
 		uintptr(unsafe.Pointer(&parameters)), 0)
 	runtime.KeepAlive(&parameters)

@@ -30,8 +30,8 @@ const (
 )
 
 // Keep is the work of a keeper: it returns its exit code when the mount is over, or was given up. Descriptor 3 is the socket to the
-// daemon, whose process number is the argument after [KeeperArgument]. Another argument is the process of a keeper that this one
-// relieves, and descriptor 4 a socket to it.
+// daemon, and 4 its pidfd, since it may have ended by now; its process number is the argument after [KeeperArgument]. Another argument is the
+// process of a keeper that this one relieves, and descriptor 5 a socket to it.
 func Keep(args []string) (code int) {
 	if err := keep(args); err != nil {
 		fmt.Fprintf(os.Stderr, "hbmfs: %v\n", err)
@@ -52,14 +52,13 @@ func keep(args []string) error {
 	if err != nil {
 		return fmt.Errorf("keep a mount: %w", err)
 	}
-	const fromDaemon, fromBefore = 3, 4
+	const fromDaemon, ofDaemon, fromBefore = 3, 4, 5
 	unix.CloseOnExec(fromDaemon)
+	unix.CloseOnExec(ofDaemon)
 	runtime.LockOSThread() // whose nice value its children have
 	k := &keeper{nice: niceNow(), store: Copy{}, log: os.Stderr, kind: ByKeeper, listener: listen(), news: -1}
 	hurry(os.Getpid())
-	if k.now, err = k.find(pid, fromDaemon); err != nil {
-		return err
-	}
+	k.now = watched(pid, ofDaemon, fromDaemon)
 	if len(args) > 1 {
 		before, err := strconv.Atoi(args[1])
 		if err == nil {
@@ -113,19 +112,16 @@ type daemon struct {
 	began      time.Time
 	missed     map[string]bool // names of files that were kept or forgotten since it started
 	turn       time.Time       // of a spare that shall serve; zero for others
+	early      bool            // a spare has not heard yet from the daemon that it waits for
 }
 
 func (k *keeper) say(format string, args ...any) {
 	fmt.Fprintf(k.log, "time=%s level=WARN msg=%q\n", time.Now().Format("2006-01-02T15:04:05.000Z07:00"), fmt.Sprintf("keeper: "+format, args...))
 }
 
-// find makes a daemon of a process that runs already.
-func (k *keeper) find(pid, socket int) (*daemon, error) {
-	pidfd, err := unix.PidfdOpen(pid, 0)
-	if err != nil {
-		return nil, fmt.Errorf("keep the mount of process %d: %w", pid, err)
-	}
-	return &daemon{pid: pid, pidfd: pidfd, socket: socket, sentinel: -1, asked: -1, began: time.Now()}, nil
+// watched makes a daemon of a process that runs already.
+func watched(pid, pidfd, socket int) *daemon {
+	return &daemon{pid: pid, pidfd: pidfd, socket: socket, sentinel: -1, asked: -1, began: time.Now()}
 }
 
 // run works until the mount is over.
@@ -136,7 +132,7 @@ func (k *keeper) run() error {
 			return err
 		}
 	}
-	k.drop(k.spare.daemon)
+	k.dropSpares()
 	for name := range k.store {
 		k.forget(name)
 	}
@@ -152,7 +148,7 @@ func (k *keeper) poll() {
 			fds, then = append(fds, unix.PollFd{Fd: int32(fd), Events: unix.POLLIN}), append(then, do)
 		}
 	}
-	for _, d := range []*daemon{k.now, k.next, k.spare.daemon} {
+	for _, d := range []*daemon{k.now, k.next, k.spare.daemon, k.spare.after} {
 		if d != nil {
 			watch(d.socket, func() { k.hear(d) })
 			watch(d.pidfd, func() { k.bury(d) })
@@ -224,6 +220,11 @@ func (k *keeper) hear(d *daemon) {
 			_ = unix.Close(k.news) // of the daemon before, or an earlier word of this one
 		}
 		k.news, m.fd = m.fd, -1
+		if waits := k.spare.daemon; waits != nil {
+			_ = send(waits.socket, say("NEWS=1").with(k.news)) // it was started before there was this
+			waits.early = false
+			k.tellSpare()
+		}
 	case m.fields["PREPARED"] != "":
 		d.prepared = true
 		k.tellSpare()
@@ -236,7 +237,7 @@ func (k *keeper) hear(d *daemon) {
 		k.serves(d)
 	case m.fields["READY"] != "" && d == k.now:
 		k.whole = true
-		if k.before == nil {
+		if k.before == nil && k.spare.daemon == nil {
 			k.renewSpare(0)
 		}
 		if k.relieves {
@@ -286,8 +287,10 @@ func (k *keeper) serves(d *daemon) {
 	}
 	d.began = time.Now()
 	k.now, k.next, k.died, k.tries = d, nil, 0, 0
-	k.drop(k.spare.daemon) // of the program before: START brings another
-	k.spare.daemon, k.spare.due = nil, time.Time{}
+	if k.how == "upgrade" {
+		k.dropSpares() // of the program before: START brings another
+	}
+	k.spare.due = time.Time{}
 }
 
 // dies handles the end of a daemon's first thread: the others follow.
@@ -299,6 +302,9 @@ func (k *keeper) dies(d *daemon) {
 	hasten(d.pid)
 	if next := k.spare.daemon; next != nil && k.next == nil {
 		hurry(next.pid)
+		if d == k.now {
+			k.startAfter(next)
+		}
 	}
 }
 
@@ -357,6 +363,9 @@ func (k *keeper) decide() error {
 	if err := k.decideSpare(); err != nil {
 		k.say("no daemon waits for its turn: %v", err)
 	}
+	if k.died != 0 && k.how == "crash" && k.next != nil && k.spare.daemon == nil && k.spare.due.IsZero() {
+		k.startAfter(k.next)
+	}
 	switch d := k.next; {
 	case d != nil && k.died == 0 && time.Since(d.began) > graceTime:
 		k.answer(d, fmt.Sprintf("REFUSED=it has not read the state within %v", graceTime))
@@ -380,7 +389,7 @@ func (k *keeper) decide() error {
 	case k.died != 0 && d == nil:
 		k.tries++
 		var err error
-		if k.next, err = k.start(k.program, false); err != nil {
+		if k.next, err = k.start(k.program, false, k.now, -1); err != nil {
 			k.say("cannot start a daemon: %v", err)
 			time.Sleep(100 * time.Millisecond)
 		}
@@ -420,6 +429,7 @@ func ends(pidfd int) bool {
 // abort ends the connection, so that nobody waits for ever.
 func (k *keeper) abort() error {
 	k.drop(k.next)
+	k.dropSpares()
 	if fd, ok := k.store[Device]; ok {
 		if number := connectionNumber(fd); number != "" {
 			_ = os.WriteFile("/sys/fs/fuse/connections/"+number+"/abort", []byte("1"), 0) // else the end of this process does it

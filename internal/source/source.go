@@ -107,6 +107,16 @@ func (b *Backing) Adopt(fd int) error {
 	return nil
 }
 
+// Version is a file as it was when it was opened.
+type Version struct {
+	Dev, Ino uint64
+	Length   int64
+	Written  unix.Timespec
+}
+
+// Version needs that the file is open.
+func (b *Backing) Version() Version { return Version{b.Dev, b.Ino, b.Length, b.written} }
+
 // Direct gives a descriptor with O_DIRECT, or false where the file system refuses one. It is a second description:
 // the flag on the first would bind all who share it. A file in the mount has its daemon's cache behind it.
 func (b *Backing) Direct() (int, bool) {
@@ -138,9 +148,8 @@ func (b *Backing) Close() error {
 
 // Unchanged fails when the file has become shorter than it was when it was opened. A mount's file must not have been written to either.
 func (b *Backing) Unchanged() error {
-	if known := b.changed.Load(); known != nil {
-		b.told.Store(true)
-		return *known
+	if err := b.Changed(); err != nil {
+		return err
 	}
 	var st unix.Stat_t
 	if err := unix.Fstat(b.FD, &st); err != nil {
@@ -158,6 +167,9 @@ func (b *Backing) Unchanged() error {
 // ReadFull fills p from offset, and fails when the file ends before.
 func (b *Backing) ReadFull(p []byte, offset int64) error {
 	_, err := ReadAtLeast(b.FD, b.Name, p, offset, len(p))
+	if errors.Is(err, ErrShort) {
+		b.told.Store(true)
+	}
 	return err
 }
 

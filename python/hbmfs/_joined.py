@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from . import tokens
+from ._native import WIDEN
 from ._scatter import Ints, Scatter, Spans
+from ._segments import shifted
 from .request import Request
 
 if TYPE_CHECKING:
@@ -77,8 +79,8 @@ class Rows:
         self._given = dtype
         self._narrow = first.dtype
         self._dtype = self._narrow if dtype is None else tokens.parse_dtype(dtype)
-        self._wide = self._dtype != self._narrow
-        self._scatter = Scatter.of(datasets)
+        wide = self._dtype if (self._narrow, self._dtype) in WIDEN else None
+        self._scatter = Scatter.of(datasets, wide) if wide or self._dtype == self._narrow else None
         self._writer = self._scatter or _scatter_of(first)  # of what sequences say
 
     @property
@@ -93,21 +95,18 @@ class Rows:
     def begin_gather(self, batch: Batch, length: int, *, dtype: Any = None) -> Any:
         """Starts reading a batch: rows of `length` tokens. Files of one type are read by one request, straight to their rows."""
         spans, sequences = batch
-        if self._scatter is not None and self._at_once(self._scatter):
-            array = self._datasets[0].place().allocate((spans.rows, length), self._narrow)
-            return self._scatter.begin(array, spans.rows * length, spans, length, sequences, self._widened if self._wide else None)
+        if self._scatter is not None and self._scatter.works():
+            place = self._datasets[0].place()
+            if not spans.targets:
+                return self._scatter.begin(place.allocate((spans.rows, length), self._dtype), spans.rows * length, spans, length, sequences)
+            shape = (spans.rows, length - 1)
+            array, targets = place.allocate(shape, self._dtype), place.allocate(shape, self._dtype)
+            return self._scatter.begin(array, spans.rows * (length - 1), spans, length, sequences, targets=targets)
+        if spans.targets:
+            return Joined.begin([lambda: self.gather(spans, length, dtype)], lambda got: shifted(got[0]))
         if sequences is None:
             return self.gather(spans, length, dtype)
         return Joined.begin([lambda: self.gather(spans, length, dtype), lambda: self.expand(sequences)], tuple)
-
-    def _at_once(self, scatter: Scatter) -> bool:
-        """Whether one request does it. A dataset that is alone widens its tokens by itself."""
-        return scatter.works() and (not self._wide or (len(self._datasets) > 1 and bool(self._datasets[0].place().orders)))
-
-    def _widened(self, got: Any) -> Any:
-        """What a request gave, with tokens of the type that was asked for."""
-        convert = self._datasets[0].place().convert
-        return (convert(got[0], self._dtype, None), got[1]) if isinstance(got, tuple) else convert(got, self._dtype, None)
 
     def expand(self, sequences: Sequences) -> Request[Any]:
         """Starts writing what sequences say of each token."""

@@ -15,7 +15,10 @@ from . import _closing, errors
 
 ABI = 2
 NO_STREAM = 2**64 - 1
-KEEP, U16_TO_I64, U32_TO_I64 = 0, 1, 2
+KEEP = 0
+_KINDS = ("uint16 int64", "uint32 int64", "uint8 int32", "uint8 int64", "int8 int32", "int8 int64", "uint16 int32", "int16 int32", "int16 int64", "int32 int64")
+WIDEN = {tuple(map(np.dtype, kind.split())): number for number, kind in enumerate(_KINDS, 1)}
+"""hbmfs_widen, by the type of the tokens and the one that they become."""
 OK, TIMEOUT = 0, 1
 
 _CLOSED, _FORKED = 11, 22
@@ -171,6 +174,10 @@ class Batch(_Sized):
         ("position_ids", _u64),
         ("document_ids", _u64),
         ("pad", _u64),
+        ("widen", _i32),
+        ("reserved", _i32),
+        ("targets", _u64),
+        ("targets_length", _i64),
     ]
 
 
@@ -307,6 +314,7 @@ _FUNCTIONS: dict[str, list[Any]] = {  # each but hbmfs_abi returns a code, and t
     "cut": [*[ctypes.c_void_p] * 2, _i64, *[ctypes.c_void_p] * 2, *[_i64] * 2, *[ctypes.c_void_p] * 4, _i64, _pointer(_i64)],
     "permute": [ctypes.c_void_p, _i64, _u64, _u64, _u64, ctypes.c_void_p, _i64],
     "draw": [ctypes.c_void_p, _i64, _i64, _i64, ctypes.c_void_p, _i64, _pointer(_i64)],
+    "safetensors_header": [_i32, *[ctypes.c_char_p] * 2, _i64, _pointer(_i64)],
     "wait": [_Handle, _i64, _pointer(Result)],
     "cancel": [_Handle, _i64],
     "draft_begin": [ctypes.c_char_p, _i32, _i32, _pointer(_Handle)],

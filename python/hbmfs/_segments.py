@@ -169,8 +169,10 @@ def rows_and_labels(batch: Any, targets: bool) -> tuple[Any, Any, dict[str, Any]
     return tokens, labels.astype(np.int64) if isinstance(labels, np.ndarray) else labels.long(), None
 
 
-def shifted(batch: Any) -> tuple[Any, Any]:
+def shifted(batch: Any) -> Any:
     """Splits rows of seq_len + 1 tokens into inputs and targets. Copies, since a loss does targets.view(-1)."""
+    if isinstance(batch, dict):
+        return {name: shifted(rows) for name, rows in batch.items()}
     _refuse_bare(batch)
     x, y = batch[:, :-1], batch[:, 1:]
     if isinstance(batch, np.ndarray):

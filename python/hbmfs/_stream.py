@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ._device import imported_torch
 from ._joined import Batch, Beside, Rows
 from ._queue import Queue
-from ._segments import as_tensors, rows_and_labels, shifted
+from ._segments import as_tensors, rows_and_labels
 from .errors import InvalidError
 
 STATE_VERSION = 1
@@ -221,9 +221,7 @@ class Stream:
         if plan.sequences is not None:
             rows, expanded = batch
             return plan.sequences.pack(expanded, *rows_and_labels(rows, self.targets))
-        if not self.targets:
-            return batch
-        return {name: shifted(rows) for name, rows in batch.items()} if isinstance(batch, dict) else shifted(batch)
+        return batch
 
     def _end_by(self, position: int) -> int | None:
         """Where this pass ends, if it does at `position` or before."""

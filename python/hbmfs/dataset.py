@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 # A dataset that takes at most this part of the host's memory, in at most so many runs, is kept registered with the
 # GPU once it was read: random batches then come at the link's speed. A registration is a mapping of this process, of
 # which Linux allows 65,530.
-_KEPT_PART, _KEPT_RUNS, _KEPT_ROOM = 4, 1 << 18, 512 << 20
-
-_WIDEN = {"uint16": _native.U16_TO_I64, "uint32": _native.U32_TO_I64}
+_KEPT_PART, _KEPT_RUNS = 4, 1 << 18
 
 
 class Dataset:
@@ -36,7 +34,7 @@ class Dataset:
     :class:`DeviceArray`, which CuPy, numba and JAX take without a copy.
 
     ``starts`` are offsets of tokens: a sequence, a NumPy array or a torch tensor of the CPU, of integers, in any order.
-    ``dtype`` is None, which keeps the type of the tokens, or int64, which widens on the device. ``out`` is an array of
+    ``dtype`` is None, which keeps the type of the tokens, or int64, or int32 of 8 and 16 bits: it widens on the device. ``out`` is an array of
     the right shape and type to fill; it is the result then.
     """
 
@@ -243,7 +241,7 @@ class Dataset:
         self._inside(where, length)
         wanted = self._result_type(dtype)
         wide = wanted != self.dtype
-        widen = _WIDEN.get(self.dtype.name, _native.KEEP) if wide and file is not None else _native.KEEP
+        widen = _native.WIDEN.get((self.dtype, wanted), _native.KEEP) if file is not None else _native.KEEP
         place = self.place()
         convert = wide and not widen  # of a type that the library does not widen: after reading
         if convert:
@@ -299,8 +297,10 @@ class Dataset:
         if dtype is None:
             return self.dtype
         wanted = tokens.parse_dtype(dtype)
-        if wanted != self.dtype and (wanted != np.int64 or self.dtype.kind not in "iu"):
-            raise errors.DtypeError(f"{self.dtype} tokens cannot be read as {wanted}: leave dtype out, or widen integers with dtype='int64'")
+        if wanted != self.dtype and (self.dtype, wanted) not in _native.WIDEN and (wanted != np.int64 or self.dtype.kind not in "iu"):
+            raise errors.DtypeError(
+                f"{self.dtype} tokens cannot be read as {wanted}: leave dtype out, or widen integers with dtype='int64', or 'int32' where that has all of them"
+            )
         return wanted
 
 
@@ -340,7 +340,7 @@ def _kept(found: tokens.Tokens, device: int) -> dict[str, Any]:
     """What to tell a reader about a dataset that will be read again, as datasets for training are."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     fits = found.size <= memory // _KEPT_PART and found.runs <= _KEPT_RUNS
-    return {"reuse": True, "pinned": found.size + _KEPT_ROOM} if device != _device.CPU and fits else {}
+    return {"reuse": True} if device != _device.CPU and fits else {}
 
 
 def _reopen(path: str, device: str, method: str, require: str | None, dtype: Any, reader: Reader | None) -> Dataset:

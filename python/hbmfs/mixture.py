@@ -208,7 +208,8 @@ class Mixture(Stream):
             mine = np.flatnonzero(own >= 0)
             if len(mine):
                 starts[own[mine]] = self._samples[source].starts(mine + before[source], self._seeds[source] if self.shuffle else None)
-        each = map(Spans, [shape[1]] * shape[0], starts.reshape(shape), sources.reshape(shape))
+        rows = zip(starts.reshape(shape), sources.reshape(shape), strict=True)
+        each = [Spans(shape[1], own, of, targets=self.targets and self._borders is None) for own, of in rows]
         if self._borders is None:
             return [*map(Batch, each)]
         return [*map(Batch, each, sequences_of(self._borders, sources, starts, shape[1], self.seq_len))]

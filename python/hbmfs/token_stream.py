@@ -65,7 +65,7 @@ class TokenStream(Stream):
     seed                 chooses the order (an integer)
     rank, world_size     this reader's number, and how many share the samples (the data-parallel ones). They must be given
                          where torch.distributed runs several ranks; elsewhere there is one
-    dtype                None keeps the dataset's, "int64" widens on the device
+    dtype                None keeps the dataset's, "int64" widens on the device, and "int32" tokens of 8 and 16 bits
     depth                batches on their way while the caller works on one. None: up to 8 on a GPU, in at most 256 MiB if tokens had 8 bytes;
                          2 on the CPU
     ahead                batches whose plan is told to the mount's daemon, so that what is far is there in time (of a
@@ -135,9 +135,10 @@ class TokenStream(Stream):
 
     def _batches(self, positions: NDArray[np.int64]) -> Callable[[], list[Batch]]:
         starts, rows = self._samples.starts(positions.reshape(-1), self.seed if self.shuffle else None), positions.shape[1]
-        each = [Spans(rows, own) for own in starts.reshape(positions.shape)]
         if self._borders is None:
-            return lambda: [*map(Batch, each)]
+            plain = [Batch(Spans(rows, own, targets=self.targets)) for own in starts.reshape(positions.shape)]
+            return lambda: plain
+        each = [Spans(rows, own) for own in starts.reshape(positions.shape)]
         said = begun(sequences_of, [self._borders], None, starts, rows, self.seq_len)
         return lambda: [*map(Batch, each, said())]
 

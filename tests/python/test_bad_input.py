@@ -74,7 +74,7 @@ def test_arguments(opened, tokens):
         (hbmfs.DtypeError, "must be integers", lambda: ds.gather([2**63], 1)),
         (ValueError, "must be a list", lambda: ds.gather(3, 1)),
         (hbmfs.InvalidError, "must be a list", lambda: ds.gather([[1, 2]], 1)),
-        (hbmfs.DtypeError, "cannot be read as int32", lambda: ds.gather([0], 1, dtype="int32")),
+        (hbmfs.DtypeError, "cannot be read as int16", lambda: ds.gather([0], 1, dtype="int16")),
         (hbmfs.DtypeError, "not known", lambda: ds.gather([0], 1, dtype="nonsense")),
         (hbmfs.InvalidError, "depth", lambda: ds.queue(0)),
     ]:

@@ -89,12 +89,15 @@ def test_starts_of_every_kind(opened, tokens):
     assert opened.numpy(ds.read(len(ds), 0)).shape == (0,)
 
 
-def test_types_that_the_library_does_not_widen(mount):
-    with hbmfs.open(mount / "npy-v2") as ds:  # int32
+def test_types_that_the_library_does_not_widen(tmp_path):
+    np.save(tmp_path / "tokens.npy", np.arange(100, dtype=np.uint64) << np.uint64(33))
+    with hbmfs.open(tmp_path / "tokens.npy") as ds:
         wide = ds.gather([3, 1], 4, dtype=np.int64)
         out = np.empty((2, 4), np.int64)
         assert ds.gather([3, 1], 4, dtype="int64", out=out) is out
         assert wide.dtype == np.int64 and np.array_equal(wide, ds.gather([3, 1], 4)) and np.array_equal(out, wide)
+        with pytest.raises(hbmfs.DtypeError, match="int64"):
+            ds.gather([3], 4, dtype="int32")
 
 
 def test_out_is_filled_and_given_back(tokens):

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import warnings
 from pathlib import Path
 
@@ -150,6 +151,78 @@ def trainer(mount):
     again = transformers.GPT2LMHeadModel.from_pretrained(mount / "checkpoint-3")
     same(it.model.state_dict(), again.state_dict())
     transformers.Trainer(model=again, args=arguments, train_dataset=data).train(resume_from_checkpoint=str(mount / "checkpoint-3"))
+
+
+def ranks(program, mount, *arguments):
+    """Runs a program as two ranks, and gives how they ended."""
+    with tempfile.TemporaryDirectory() as meeting:
+        started = []
+        for rank in range(2):
+            environment = os.environ | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MEETING": f"{meeting}/store"}
+            started.append(subprocess.Popen([sys.executable, __file__, program, mount, *map(str, arguments)], env=environment, stdout=subprocess.DEVNULL))
+        return [process.wait(timeout=240) for process in started]
+
+
+def join():
+    """The process group of ranks, and the rank of this one."""
+    rank = int(os.environ["RANK"])
+    torch.distributed.init_process_group("gloo", init_method=f"file://{os.environ['MEETING']}", rank=rank, world_size=2)
+    return rank
+
+
+def torchtitan(mount):
+    """Its CheckpointManager, on two ranks of FSDP: saves, is killed within a save, loads, saves again over what is left, and rotates."""
+    import torchtitan.components.checkpoint  # noqa: F401 (skips where it is not installed)
+
+    steps = lambda: sorted(path.name for path in mount.glob("step-*") if published(path))  # noqa: E731
+    assert ranks("torchtitan_rank", mount, 0, 1, 2) == [0, 0] and steps() == ["step-1", "step-2"], steps()
+    ended = ranks("torchtitan_rank", mount, 2, "killed")
+    assert ended[1] == -9 and ended[0] != 0 and steps() == ["step-1", "step-2"], (ended, steps())
+    assert ranks("torchtitan_rank", mount, 2, 3, 4) == [0, 0] and steps() == ["step-3", "step-4"], steps()
+
+
+def torchtitan_rank(mount, loads, *steps):
+    """Loads the newest step and compares its number, then saves some. One that is killed is in the middle of a save."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torchtitan.components.checkpoint import CheckpointManager
+
+    rank = join()
+    model = fully_shard(torch.nn.Linear(80, 40), mesh=init_device_mesh("cpu", (2,)))
+    state = State()
+    manager = CheckpointManager(
+        CheckpointManager.Config(enable=True, interval=1, folder=mount.name, keep_latest_k=2, last_save_model_only=False),
+        dataloader=State(), model_parts=[model], optimizers=State(), lr_schedulers=State(), states={"train_state": state}, sd_adapter=None, base_folder=str(mount.parent),
+    )  # fmt: skip
+    found = manager.load()
+    assert found == (loads != "0") and state.step == int(loads), (found, state.step)
+    if found:
+        assert torch.equal(model.weight.full_tensor(), torch.full((40, 80), float(loads)))
+    for step in steps:
+        if step == "killed" and rank == 1:
+            dcp_write = torch.distributed.checkpoint.FileSystemWriter.write_data
+            torch.distributed.checkpoint.FileSystemWriter.write_data = lambda *a: (dcp_write(*a).wait(), os.kill(os.getpid(), 9))
+        state.step = 3 if step == "killed" else int(step)
+        with torch.no_grad():
+            model.weight.to_local().fill_(state.step)
+        manager.save(state.step)
+        torch.distributed.barrier()
+        if rank == 0:
+            publish(mount / f"step-{step}")
+        torch.distributed.barrier()
+    manager.close()  # which ends its rotation
+
+
+class State:
+    """What beside the model is saved."""
+
+    step = 0
+
+    def state_dict(self):
+        return {"step": torch.tensor(self.step)}
+
+    def load_state_dict(self, state):
+        self.step = int(state["step"])
 
 
 def group():
@@ -305,7 +378,7 @@ def reads(mount):
 
 if __name__ == "__main__":
     try:
-        globals()[sys.argv[1]](Path(sys.argv[2]))
+        globals()[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])
     except ImportError as missing:
         print("skip:", missing)
     else:

@@ -26,7 +26,7 @@ func TestPrograms(t *testing.T) {
 
 // TestPeersPrograms are those of make test-peers.
 func TestPeersPrograms(t *testing.T) {
-	runPrograms(t, "HBMFS_PEERS", "deepspeed", "transformers", "trainer", "megatron", "lightning")
+	runPrograms(t, "HBMFS_PEERS", "deepspeed", "transformers", "trainer", "megatron", "lightning", "torchtitan")
 }
 
 // runPrograms runs programs of programs.py by the Python that a variable names.

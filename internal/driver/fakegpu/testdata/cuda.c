@@ -20,7 +20,7 @@ enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DE
        ALREADY_REGISTERED = 712, NOT_REGISTERED = 713, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700, NOT_SUPPORTED = 801 };
 
 struct range { uintptr_t at; size_t n; int flags; struct range *next; };
-struct step { enum { COPY, SIGNAL, GATHER, AWAIT, WIDEN, SEQUENCES } kind; uintptr_t to, from, also[6]; size_t n; unsigned size; struct event *event; uint64_t serial; struct step *next; };
+struct step { enum { COPY, SIGNAL, GATHER, AWAIT, WIDEN, SEQUENCES } kind; uintptr_t to, from, also[6]; size_t n; struct event *event; uint64_t serial; struct step *next; };
 struct stream { struct step *head, **tail; int ending; uint64_t queued, done; pthread_t thread; };
 struct event { uint64_t recorded, reached; };
 struct piece { uint64_t src, dst, bytes; };
@@ -29,7 +29,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t moved = PTHREAD_COND_INITIALIZER;
 static struct range *hbm, *pinned;
 static size_t hbm_used, pinned_now, pinned_peak;
-static uint64_t violations, launches, copies, batches;
+static uint64_t violations, launches, copies, batches, registrations;
 static uint64_t events, pending;
 static int initialized, retained, held;
 static volatile int no_record; // cuEventRecord fails
@@ -63,12 +63,26 @@ static void copy(uintptr_t to, uintptr_t from, size_t n) {
     else violate("a copy whose memory is not registered, or not all of it");
 }
 
-static void widen(uintptr_t to, uintptr_t from, size_t n, unsigned size) {
-    if ((size != 2 && size != 4) || to % 8 || !inside(hbm, to, n * 8) || !inside(hbm, from, n * size)) { violate("a widening of what is not in HBM or not aligned"); return; }
-    for (size_t i = 0; i < n; i++) {
-        uint32_t value = 0; // little-endian
-        memcpy(&value, (char *)from + i * size, size);
-        ((int64_t *)to)[i] = value;
+// As widen.cu does. Elements are little-endian.
+static void widen(uintptr_t table, size_t n, const uintptr_t *how) {
+    uintptr_t to = how[0], beside = how[1], from = how[2], size = how[3], with_sign = how[4];
+    const uint64_t not_in_second = 1ull << 63, not_in_first = 1ull << 62;
+    struct piece *p = (struct piece *)table; // dst is an element of the outputs
+    if (!inside(pinned, table, n * sizeof *p)) { violate("a table that the GPU cannot see"); return; }
+    if (to % size || beside % size || from > size || size > 8) { violate("a widening of elements that cannot be"); return; }
+    for (; n; n--, p++) {
+        uint64_t bytes = p->bytes & (not_in_first - 1), many = bytes / from;
+        if (bytes % from || (!inside(pinned, p->src, bytes) && !inside(hbm, p->src, bytes))) { violate("a widening of what is not registered, or of parts of elements"); return; }
+        uint64_t last = p->bytes & not_in_first ? many - 1 : many, first = p->bytes & not_in_second ? 1 : 0;
+        if (many && !inside(hbm, to + size * p->dst, size * last)) { violate("widened elements that go to what is not HBM"); return; }
+        if (many && beside && !inside(hbm, beside + size * (p->dst + first - 1), size * (many - first))) { violate("second elements that go to what is not HBM"); return; }
+        for (uint64_t k = 0; k < many; k++) {
+            uint64_t value = 0, sign = with_sign ? 1ull << (8 * from - 1) : 0;
+            memcpy(&value, (char *)p->src + k * from, from);
+            value = (value ^ sign) - sign;
+            if (k < last) memcpy((void *)(to + size * (p->dst + k)), &value, size);
+            if (beside && k >= first) memcpy((void *)(beside + size * (p->dst + k - 1)), &value, size);
+        }
     }
 }
 
@@ -95,7 +109,7 @@ static void sequences(uintptr_t borders, uintptr_t documents, size_t n, const ui
 static void run(struct step *s) {
     switch (s->kind) {
     case AWAIT: while (s->event->reached < s->serial) pthread_cond_wait(&moved, &lock); break;
-    case WIDEN: launches++; widen(s->to, s->from, s->n, s->size); break;
+    case WIDEN: launches++; widen(s->from, s->n, s->also); break;
     case SEQUENCES: launches++; sequences(s->from, s->to, s->n, s->also); break;
     case COPY: copies++; copy(s->to, s->from, s->n); break;
     case SIGNAL: if (s->event->reached < s->serial) s->event->reached = s->serial; break;
@@ -220,6 +234,7 @@ CUresult cuMemHostRegister_v2(uintptr_t p, size_t n, unsigned flags) {
         *r = (struct range){p, n, (int)flags, pinned};
         pinned = r;
         pinned_now += n;
+        registrations++;
         if (pinned_now > pinned_peak) pinned_peak = pinned_now;
     }
     pthread_mutex_unlock(&lock);
@@ -373,7 +388,8 @@ CUresult cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned
         return enqueue(s, (struct step){.kind = SEQUENCES, .from = *(uint64_t *)parameters[0], .to = *(uint64_t *)parameters[1], .n = *(uint32_t *)parameters[2],
             .also = {*(uint64_t *)parameters[3], *(uint64_t *)parameters[4], *(uint64_t *)parameters[5], *(uint64_t *)parameters[6], *(uint32_t *)parameters[7], *(uint64_t *)parameters[8]}});
     if (f == &kernels[WIDEN_KERNEL].function)
-        return enqueue(s, (struct step){.kind = WIDEN, .from = *(uint64_t *)parameters[0], .to = *(uint64_t *)parameters[1], .n = *(uint64_t *)parameters[2], .size = *(uint32_t *)parameters[3]});
+        return enqueue(s, (struct step){.kind = WIDEN, .from = *(uint64_t *)parameters[0], .n = *(uint32_t *)parameters[1],
+            .also = {*(uint64_t *)parameters[2], *(uint64_t *)parameters[3], *(uint32_t *)parameters[4], *(uint32_t *)parameters[5], *(uint32_t *)parameters[6]}});
     if (f != &kernels[GATHER_KERNEL].function) return INVALID_VALUE;
     return enqueue(s, (struct step){.kind = GATHER, .from = *(uint64_t *)parameters[0], .n = *(uint32_t *)parameters[1]});
 }
@@ -383,6 +399,7 @@ CUresult cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned
 uint64_t fake_cuda_violations(void) { return violations; }
 uint64_t fake_cuda_launches(void) { return launches; }
 uint64_t fake_cuda_batches(void) { return batches; } // calls that began several copies
+uint64_t fake_cuda_registrations(void) { return registrations; }
 uint64_t fake_cuda_pinned(void) { return pinned_now; }
 uint64_t fake_cuda_pinned_peak(void) { return pinned_peak; }
 uint64_t fake_cuda_hbm(void) { return hbm_used; }
