@@ -21,23 +21,8 @@ type part struct {
 	spans []source.Span
 }
 
-// scatterAll moves the spans of all files at once: by one launch where they are at hand, and else file by file. One that fails
+// scatterUnseen moves spans that the GPU may not see yet, of all files at once: by one launch where they are at hand, and else file by file. One that fails
 // ends the others. The choice is that of the first bytes.
-func scatterAll(ctx context.Context, to crew.Destination, parts []part) (Result, error) {
-	total, missing, err := moveSeen(ctx, to, parts)
-	if err == nil && len(missing) > 0 {
-		to.Also = nil // it is done
-		rest, err := scatterUnseen(ctx, to, missing)
-		total.add(rest)
-		return total, err
-	}
-	if !errors.Is(err, mapped.ErrApart) {
-		return total, err
-	}
-	return scatterUnseen(ctx, to, parts)
-}
-
-// scatterUnseen is scatterAll for spans that the GPU may not see yet.
 func scatterUnseen(ctx context.Context, to crew.Destination, parts []part) (total Result, err error) {
 	if len(parts) > 1 && to.Form == nil {
 		if total, err = scatterTogether(ctx, to, parts); !errors.Is(err, mapped.ErrApart) {
@@ -71,21 +56,13 @@ func scatterUnseen(ctx context.Context, to crew.Destination, parts []part) (tota
 	return total, nil
 }
 
-// moveSeen moves the rows that the GPU sees already, of files of one Reader, and gives the others. It fails with [mapped.ErrApart] where there are none.
-func moveSeen(ctx context.Context, to crew.Destination, parts []part) (total Result, missing []part, err error) {
-	rows, err := seenRows(parts)
-	r := parts[0].file.r
-	if err == nil {
-		var finished <-chan struct{}
-		if finished, err = r.mapped.MoveRows(ctx, &to, r.descriptors.Watch(), rows); err != nil {
-			r.quiet(finished)
-		}
-	}
+// tookRows says what became of rows that the GPU may see, once err is how that went: what was moved, and the spans that were not.
+func tookRows(parts []part, rows []mapped.Rows, err error) (total Result, missing []part) {
 	for i, p := range parts {
 		p.file.seen.Store(err == nil && len(rows[i].Missing) == 0)
 	}
 	if err != nil {
-		return total, nil, err
+		return total, nil
 	}
 	choice := Choice{Mapped, seenWhy}
 	for i, p := range parts {
@@ -99,13 +76,18 @@ func moveSeen(ctx context.Context, to crew.Destination, parts []part) (total Res
 			total.add(Result{moved, choice})
 		}
 	}
-	return total, missing, nil
+	return total, missing
+}
+
+// seesRows says whether the GPU may see rows.
+func (r *Reader) seesRows() bool {
+	return r.mapped != nil && r.opt.Share == nil && (r.opt.Path == Auto || r.opt.Path == Mapped) && r.mapped.PinnedBytes() > 0
 }
 
 // seenRows gives the rows of parts that the GPU may see, small ones of files of one Reader.
 func seenRows(parts []part) ([]mapped.Rows, error) {
 	r := parts[0].file.r
-	if r.mapped == nil || r.opt.Share != nil || r.opt.Path != Auto && r.opt.Path != Mapped || r.mapped.PinnedBytes() == 0 {
+	if !r.seesRows() {
 		return nil, mapped.ErrApart
 	}
 	rows, size, count := make([]mapped.Rows, len(parts)), int64(0), 0

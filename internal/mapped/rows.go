@@ -1,7 +1,6 @@
 package mapped
 
 import (
-	"context"
 	"unsafe"
 
 	"github.com/hbmfs/hbmfs/internal/crew"
@@ -18,22 +17,20 @@ type Rows struct {
 
 // MoveRows moves rows of files that the GPU sees already. Their cost does not depend on how many files there are: each row is found in a table, without
 // a lock or a system call. Rows that are not registered, or whose file cannot be looked at or has changed, are left out as Missing. The watch looks at the
-// files afterwards. It fails with [ErrApart] where a file was closed meanwhile. finished is what [crew.Crew.Run] gives.
-func (m *Mover) MoveRows(ctx context.Context, to *crew.Destination, watch *source.Watch, rows []Rows) (finished <-chan struct{}, err error) {
-	return m.Thread.Run(ctx, 1, 1, func(w *crew.Worker, _ int64) error {
-		closed, also := watch.Closed(), to.Also
-		c := &cursor{m: m, watch: watch, turn: watch.Turn(), rows: rows, base: to.HBM, form: to.Form}
-		for !c.done() || also != nil {
-			if err := m.moveTable(w, to, c, also); err != nil {
-				return err
-			}
-			also = nil // it is done once
+// files afterwards. It fails with [ErrApart] where a file was closed meanwhile. It runs on the Mover's worker, whose job ends when they are there.
+func (m *Mover) MoveRows(w *crew.Worker, to *crew.Destination, watch *source.Watch, rows []Rows) error {
+	closed, also := watch.Closed(), to.Also
+	c := &cursor{m: m, watch: watch, turn: watch.Turn(), rows: rows, base: to.HBM, form: to.Form}
+	for !c.done() || also != nil {
+		if err := m.moveTable(w, to, c, also); err != nil {
+			return err
 		}
-		if watch.Closed() != closed { // perhaps it was not looked at after this read
-			return ErrApart
-		}
-		return nil
-	})
+		also = nil // it is done once
+	}
+	if watch.Closed() != closed { // perhaps it was not looked at after this read
+		return ErrApart
+	}
+	return nil
 }
 
 // moveTable starts the kernel over a table of the rows that come next, and what else a request writes.
