@@ -21,9 +21,10 @@ type File struct {
 	source source.File
 	note   string // why the file is not read from where its bytes lie
 	tally  tally.Tally
-	gate   crew.Gate   // of calls that use its backing files
-	once   sync.Once   // gives it back
-	seen   atomic.Bool // the GPU saw all bytes of the last request already
+	gate   crew.Gate    // of calls that use its backing files
+	once   sync.Once    // gives it back
+	seen   atomic.Bool  // the GPU saw all bytes of the last request already; on the host they were mapped
+	cold   atomic.Int64 // requests on the host that threads read, since rows came from the disk
 
 	mu       sync.Mutex // guards what follows
 	moved    Moved

@@ -70,7 +70,7 @@ func (t *transfer) choose(ctx context.Context, pieces []source.Piece) (c Choice,
 	t.plan = nil
 	switch {
 	case o.Device == HostDevice:
-		return Choice{Host, "the device is the host"}, false, nil
+		return Choice{Host, onHost}, false, nil
 	case o.Path == Auto && !slices.ContainsFunc(pieces, func(p source.Piece) bool { return !p.File.Inline }):
 		return Choice{Staged, "it is read through the mount"}, false, nil
 	case o.Path == Staged:

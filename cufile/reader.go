@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/internal/arena"
+	"github.com/hbmfs/hbmfs/internal/copied"
 	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/device"
 	"github.com/hbmfs/hbmfs/internal/direct"
@@ -134,6 +135,7 @@ type Reader struct {
 	arena       *arena.Arena
 	staged      *staged.Mover
 	mapped      *mapped.Mover // nil for the host
+	copied      *copied.Mover // nil for a GPU
 	direct      *direct.Mover // nil for the host
 	widen       *widen.Mover
 	sequences   *sequences.Writer
@@ -198,6 +200,7 @@ func (r *Reader) startHost(ctx context.Context) (err error) {
 	if r.crew, err = crew.New(crew.Options{Threads: r.opt.Threads}); err != nil {
 		return err
 	}
+	r.copied = copied.New(r.descriptors.Watch())
 	return r.startOnCrew(ctx)
 }
 
@@ -339,6 +342,9 @@ func (r *Reader) release() error {
 
 // forget drops the handles and mappings of files that are about to be closed.
 func (r *Reader) forget(files []*source.Backing) error {
+	if r.copied != nil {
+		return r.copied.Forget(files)
+	}
 	if r.mapped == nil {
 		return nil
 	}

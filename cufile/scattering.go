@@ -75,6 +75,13 @@ func (s *scattering) run(ctx context.Context) (Result, error) {
 	if err := s.look(); err != nil {
 		return Result{}, err
 	}
+	if s.parts[0].file.r.copied != nil {
+		total, err := scatterHost(ctx, s.to, s.parts)
+		if err != nil {
+			return Result{}, err
+		}
+		return s.rest(ctx, total, nil, nil)
+	}
 	err := mapped.ErrApart
 	if s.r.seesRows() {
 		var finished <-chan struct{}

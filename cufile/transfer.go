@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/hbmfs/hbmfs/internal/copied"
 	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
 	"github.com/hbmfs/hbmfs/internal/mapped"
@@ -314,6 +315,9 @@ func (t *transfer) stage(ctx context.Context, pieces []source.Piece) (<-chan str
 	}
 	n, finished, err := r.staged.Move(ctx, &t.to, pieces, t.cold, func() int { return t.f.readers(ctx) })
 	t.moved.count(path, n)
+	if err == nil && r.copied != nil && n < copied.SmallRow*int64(len(pieces)) {
+		err = r.copied.Map(pieces)
+	}
 	return finished, err
 }
 

@@ -8,6 +8,8 @@ import (
 	"io"
 	"testing"
 	"time"
+
+	"github.com/hbmfs/hbmfs/layout/safetensors"
 )
 
 var errGate = errors.New("no more is to be had")
@@ -52,7 +54,7 @@ func TestSparseHeadersShareABudget(t *testing.T) {
 		header int64
 		atOnce int
 	}{
-		"safetensors": {append(binary.LittleEndian.AppendUint64(nil, safetensorsMaxHeader), `{"a":{`...), safetensorsMaxHeader, 2},
+		"safetensors": {append(binary.LittleEndian.AppendUint64(nil, safetensors.MaxHeader), `{"a":{`...), safetensors.MaxHeader, 2},
 		"arrow":       {binary.LittleEndian.AppendUint32(message, maxArrowMetadata), maxArrowMetadata, 3},
 	} {
 		t.Run(suffix, func(t *testing.T) {

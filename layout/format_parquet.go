@@ -2,6 +2,7 @@ package layout
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,11 +15,11 @@ import (
 // parquetHead is a file that begins as Parquet does.
 type parquetHead struct{}
 
-func parquetProbe(_ *Object, head []byte) any {
-	if !bytes.HasPrefix(head, []byte(parquet.Magic)) {
-		return nil
+func parquetProbe(o *Object, head []byte) any {
+	if bytes.HasPrefix(head, []byte(parquet.Magic)) || bytes.HasPrefix(head, []byte(parquet.MagicEncrypted)) && strings.Contains(o.Name, ".parquet") {
+		return parquetHead{}
 	}
-	return parquetHead{}
+	return nil
 }
 
 // parquetLooks bounds how many footers of a directory are read before its sets are formed, to find one that is sound.
@@ -51,9 +52,11 @@ func parquetAssemble(ctx context.Context, d *directory, members []member) {
 
 // parquetFirst returns the column of tokens in the first sound file, or says why there is none.
 func parquetFirst(ctx context.Context, d *directory, members []member) (*parquetTokens, string) {
+	bad := ""
 	for _, m := range members[:min(len(members), parquetLooks)] {
 		f, err := parquetOpen(ctx, d.volume, m.object)
 		if err != nil {
+			bad = cmp.Or(bad, err.Error())
 			continue
 		}
 		index, why := parquetColumn(f)
@@ -63,7 +66,7 @@ func parquetFirst(ctx context.Context, d *directory, members []member) (*parquet
 		c := f.TokenColumn(index)
 		return &parquetTokens{f.Columns[index].Path[0], parquetDType(c), f.Columns[index].Kind}, ""
 	}
-	return nil, "no file can be read"
+	return nil, "no file can be read: " + bad
 }
 
 // parquetTokens is the column in which the files of a set have their tokens.

@@ -242,3 +242,23 @@ func FuzzParquet(f *testing.F) {
 		exercise(t, files{"a.parquet": data})
 	})
 }
+
+// TestEncryptedParquet has files of which no part of the tokens can be read: each says why.
+func TestEncryptedParquet(t *testing.T) {
+	for name, want := range map[string]string{
+		"encrypted-tokens": `column "input_ids.list.element" is encrypted`,
+		"encrypted-all":    `column "input_ids.list.element" is encrypted`,
+		"encrypted-footer": "its footer is encrypted",
+	} {
+		data := parquetFixture(t, name)
+		v := index(t, files{"a.parquet": data, "b.parquet.encrypted": data})
+		if len(v.Sets) != 1 || len(v.Sets[0].Shards) != 2 {
+			t.Fatalf("%s: %d sets, problems %v", name, len(v.Sets), v.Problems())
+		}
+		_, err := v.Views[0].File(t.Context())
+		var gone *AbsentError
+		if !errors.As(err, &gone) || !strings.Contains(gone.Why, want) || strings.Contains(gone.Why, "broken") {
+			t.Errorf("%s: its tokens: %v", name, err)
+		}
+	}
+}

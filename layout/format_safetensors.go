@@ -3,26 +3,28 @@ package layout
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"strings"
+
+	"github.com/hbmfs/hbmfs/layout/safetensors"
 )
 
 // safetensorsProbe asks for a length that the format allows and a header that begins as JSON does. A file that is
-// called .safetensors may have a wrong length or wrong JSON, and is reported then.
+// called .safetensors may have a wrong length or anything else as its header, and is reported then.
 func safetensorsProbe(o *Object, head []byte) any {
-	if len(head) < 10 || head[8] != '{' {
+	n, err := safetensors.HeaderSize(bytes.NewReader(head), o.Size)
+	switch {
+	case strings.HasSuffix(o.Name, ".safetensors") && err != nil:
+		return tensorHead{err.Error()}
+	case strings.HasSuffix(o.Name, ".safetensors"):
+		return tensorHead{} // the whole header says more
+	case err != nil || len(head) < 10 || head[8] != '{' || !jsonOfObjects(head[8:min(int64(len(head)), 8+n)]):
 		return nil
 	}
-	n := binary.LittleEndian.Uint64(head)
-	bad := safetensorsLength(o, n)
-	sound := n >= 2 && n <= safetensorsMaxHeader && jsonOfObjects(head[8:min(uint64(len(head)), 8+n)])
-	if !sound && !strings.HasSuffix(o.Name, ".safetensors") {
-		return nil
-	}
-	return tensorHead{bad}
+	return tensorHead{}
 }
 
 // jsonOfObjects reports whether p begins a JSON object of objects. p may end anywhere.
@@ -57,17 +59,17 @@ func safetensorsAssemble(ctx context.Context, d *directory, members []member) {
 		missing = append(missing, x.missing(d, members)...)
 	}
 	set := d.addTensors(members, missing, func(ctx context.Context, o *Object) (int, error) {
-		tensors, err := safetensorsRead(ctx, d.volume.headers, o)
+		h, err := safetensorsRead(ctx, d.volume.headers, o)
 		if err != nil {
 			return 0, err
 		}
-		reportTensors(d, o, tensors)
+		reportTensors(d, o, h.Tensors)
 		for _, x := range indexes {
-			if err := x.compare(ctx, d, o, tensors); err != nil {
+			if err := x.compare(ctx, d, o, h.Tensors); err != nil {
 				return 0, err
 			}
 		}
-		return len(tensors), nil
+		return len(h.Tensors), nil
 	})
 	for i, m := range members {
 		if o := named[m.object]; o != nil {
@@ -92,26 +94,58 @@ func safetensorsViews(s *Set) []View {
 	return out
 }
 
+// safetensorsRead reads and checks a file's header.
+func safetensorsRead(ctx context.Context, budget headerBudget, o *Object) (*safetensors.Header, error) {
+	n, err := safetensors.HeaderSize(o.Reader(ctx), o.Size)
+	if err == nil {
+		var giveBack func()
+		if giveBack, err = budget.take(ctx, n); err != nil {
+			return nil, err
+		}
+		defer giveBack()
+		var h *safetensors.Header
+		if h, err = safetensors.Open(o.Reader(ctx), o.Size); err == nil {
+			return h, nil
+		}
+	}
+	var bad *safetensors.Error
+	if errors.As(err, &bad) {
+		return nil, corruptf(o, bad.At, "%s", bad.Detail)
+	}
+	return nil, fmt.Errorf("read %s: %w", o.Name, err)
+}
+
+// safetensorsDType returns the type that hbmfs knows a tensor's by, DTypeUnknown where it has none.
+func safetensorsDType(t *safetensors.Tensor) DType {
+	if t.Bits == 0 {
+		return DTypeUnknown
+	}
+	d, _ := ParseDType(strings.ToLower(t.DType)) // the types that both have are in upper case there; it gives DTypeUnknown beside its error
+	return d
+}
+
 // tensorFiles makes a file of each tensor of o. [reportTensors] has said why one has none.
 func (s *Set) tensorFiles(ctx context.Context, o *Object) (files []*File, err error) {
-	tensors, err := safetensorsRead(ctx, s.volume.headers, o)
-	for i := range tensors {
-		t := &tensors[i]
-		_, dtype, _ := safetensorsType(t.dtype)
-		files = addTensor(files, o, t.name, dtype, t.shape, t.begin, t.end)
+	h, err := safetensorsRead(ctx, s.volume.headers, o)
+	if err != nil {
+		return nil, err
 	}
-	return files, err
+	for i := range h.Tensors {
+		t := &h.Tensors[i]
+		files = addTensor(files, o, t.Name, safetensorsDType(t), t.Shape, t.Begin, t.End)
+	}
+	return files, nil
 }
 
 // reportTensors makes a problem of every tensor that has no file, or whose type nobody knows.
-func reportTensors(d *directory, o *Object, tensors []tensor) {
+func reportTensors(d *directory, o *Object, tensors []safetensors.Tensor) {
 	for i := range tensors {
 		t := &tensors[i]
-		if _, err := tensorFileName(t.name); err != nil {
-			d.problem(o, t.at, "the view does not show a tensor: %v", err)
+		if _, err := tensorFileName(t.Name); err != nil {
+			d.problem(o, t.At, "the view does not show a tensor: %v", err)
 		}
-		if _, _, known := safetensorsType(t.dtype); !known {
-			d.problem(o, t.at, "tensor %q has the type %q, which is not known: its size cannot be checked", t.name, t.dtype)
+		if t.Bits == 0 {
+			d.problem(o, t.At, "tensor %q has the type %q, which is not known: its size cannot be checked", t.Name, t.DType)
 		}
 	}
 }

@@ -8,6 +8,8 @@ import (
 	"path"
 	"slices"
 	"strings"
+
+	"github.com/hbmfs/hbmfs/layout/safetensors"
 )
 
 // safetensorsIndex is model.safetensors.index.json: which tensors are in which file.
@@ -76,8 +78,8 @@ func readSafetensorsIndex(ctx context.Context, d *directory, o *Object) *safeten
 
 // eachWeight calls f for every entry of the index's weight_map.
 func eachWeight(ctx context.Context, budget headerBudget, o *Object, f func(p *objectParser, tensor, file string) error) error {
-	if o.Size > safetensorsMaxHeader {
-		return corruptf(o, 0, "the index has %d bytes: at most %d are read", o.Size, safetensorsMaxHeader)
+	if o.Size > safetensors.MaxHeader {
+		return corruptf(o, 0, "the index has %d bytes: at most %d are read", o.Size, safetensors.MaxHeader)
 	}
 	giveBack, err := budget.take(ctx, o.Size)
 	if err != nil {
@@ -113,21 +115,21 @@ func eachWeight(ctx context.Context, budget headerBudget, o *Object, f func(p *o
 }
 
 // compare reports the tensors that the index wants in o and that are not there, and the other way round.
-func (x *safetensorsIndex) compare(ctx context.Context, d *directory, o *Object, tensors []tensor) error {
+func (x *safetensorsIndex) compare(ctx context.Context, d *directory, o *Object, tensors []safetensors.Tensor) error {
 	want := x.files[o.Name]
 	if want == nil {
 		return nil
 	}
 	var have tensorNames
 	for i := range tensors {
-		have.add(x.seed, tensors[i].name)
+		have.add(x.seed, tensors[i].Name)
 	}
 	if have == *want {
 		return nil
 	}
 	present := map[string]struct{}{}
 	for i := range tensors {
-		present[tensors[i].name] = struct{}{}
+		present[tensors[i].Name] = struct{}{}
 	}
 	var lacking string
 	missing := 0
@@ -149,8 +151,8 @@ func (x *safetensorsIndex) compare(ctx context.Context, d *directory, o *Object,
 		d.problem(x.object, 0, "%d tensors that %s should hold are not in it, %q first", missing, o.Name, lacking)
 	}
 	for i := range tensors {
-		if _, left := present[tensors[i].name]; left {
-			d.problem(o, tensors[i].at, "%d tensors are not in the index, %q first", len(present), tensors[i].name)
+		if _, left := present[tensors[i].Name]; left {
+			d.problem(o, tensors[i].At, "%d tensors are not in the index, %q first", len(present), tensors[i].Name)
 			break
 		}
 	}

@@ -135,30 +135,33 @@ func TestSafetensorsHostileHeaders(t *testing.T) {
 		return fmt.Sprintf(`{"a":{"dtype":%q,"shape":%s,"data_offsets":%s}}`, dtype, shape, offsets)
 	}
 	for want, file := range map[string][]byte{
-		"claims 100000001 bytes":        safetensorsFile(one("U8", "[4]", "[0,4]"), 100_000_001, 1, 2, 3, 4),
-		"claims 9223372036854775808":    safetensorsFile(one("U8", "[4]", "[0,4]"), 1<<63, 1, 2, 3, 4),
-		"claims 4000 bytes":             safetensorsFile(one("U8", "[4]", "[0,4]"), 4000, 1, 2, 3, 4),
-		"lies at 0 to 9223372036854775": safetensorsFile(one("U8", "[4]", "[0,9223372036854775807]"), 0, 1, 2, 3, 4),
-		"lies at -1":                    safetensorsFile(one("U8", "[4]", "[-1,3]"), 0, 1, 2, 3, 4),
-		"lies at 3 to 1":                safetensorsFile(one("U8", "[4]", "[3,1]"), 0, 1, 2, 3, 4),
-		"lies at 0 to 5":                safetensorsFile(one("U8", "[5]", "[0,5]"), 0, 1, 2, 3, 4),
-		"cannot unmarshal number 92233": safetensorsFile(one("U8", "[9223372036854775808]", "[0,4]"), 0, 1, 2, 3, 4),
-		"counts more than 2^63":         safetensorsFile(one("U8", "[4294967296,4294967296]", "[0,4]"), 0, 1, 2, 3, 4),
-		"has the shape [-2 -2]":         safetensorsFile(one("U8", "[-2,-2]", "[0,4]"), 0, 1, 2, 3, 4),
-		"has 3 elements of U8":          safetensorsFile(one("U8", "[3]", "[0,4]"), 0, 1, 2, 3, 4),
-		"1152921504606846976 elements":  safetensorsFile(one("I64", "[1152921504606846976]", "[0,4]"), 0, 1, 2, 3, 4),
-		"3 elements of F4":              safetensorsFile(one("F4", "[3]", "[0,4]"), 0, 1, 2, 3, 4),
-		"two data_offsets are expected": safetensorsFile(one("U8", "[4]", "[0,4,4]"), 0, 1, 2, 3, 4),
-		`"dtype" is there twice`:        safetensorsFile(`{"a":{"dtype":"U8","dtype":"I8","shape":[4],"data_offsets":[0,4]}}`, 0, 1, 2, 3, 4),
-		`"a" is there twice`:            safetensorsFile(`{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"a":{"dtype":"U8","shape":[0],"data_offsets":[4,4]}}`, 0, 1, 2, 3, 4),
-		"they overlap":                  safetensorsFile(`{"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},"b":{"dtype":"U8","shape":[2],"data_offsets":[2,4]}}`, 0, 1, 2, 3, 4),
-		"nothing lies between":          safetensorsFile(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"U8","shape":[2],"data_offsets":[2,4]}}`, 0, 1, 2, 3, 4),
-		"the tensors end at":            safetensorsFile(one("U8", "[2]", "[0,2]"), 0, 1, 2, 3, 4),
-		"the file at":                   safetensorsFile(`{}`, 0, 1),
-		"more follows":                  safetensorsFile(`{} {}`, 0),
-		"the header is not UTF-8":       safetensorsFile("{\"\xff\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}", 0, 1, 2, 3, 4),
-		"of type string":                safetensorsFile(`{"__metadata__":{"a":1}}`, 0),
-		"invalid character":             safetensorsFile(`{]`, 0),
+		"a header of 100000001 bytes":                   safetensorsFile(one("U8", "[4]", "[0,4]"), 100_000_001, 1, 2, 3, 4),
+		"a header of 9223372036854775808":               safetensorsFile(one("U8", "[4]", "[0,4]"), 1<<63, 1, 2, 3, 4),
+		"a header of 4000 bytes":                        safetensorsFile(one("U8", "[4]", "[0,4]"), 4000, 1, 2, 3, 4),
+		`expected 4 bytes`:                              safetensorsFile(one("U8", "[4]", "[0,9223372036854775807]"), 0, 1, 2, 3, 4),
+		"the data_offsets [-1,3]":                       safetensorsFile(one("U8", "[4]", "[-1,3]"), 0, 1, 2, 3, 4),
+		"the data_offsets [3,1]":                        safetensorsFile(one("U8", "[4]", "[3,1]"), 0, 1, 2, 3, 4),
+		"ends at 5 of the data, which has 4 bytes":      safetensorsFile(one("U8", "[5]", "[0,5]"), 0, 1, 2, 3, 4),
+		"shape [9223372036854775808], expected a list":  safetensorsFile(one("U8", "[9223372036854775808]", "[0,4]"), 0, 1, 2, 3, 4),
+		"more than any file can hold":                   safetensorsFile(one("U8", "[4294967296,4294967296]", "[0,4]"), 0, 1, 2, 3, 4),
+		"the shape [-2,-2], expected a list":            safetensorsFile(one("U8", "[-2,-2]", "[0,4]"), 0, 1, 2, 3, 4),
+		"expected 3 bytes":                              safetensorsFile(one("U8", "[3]", "[0,4]"), 0, 1, 2, 3, 4),
+		"[1152921504606846976], which is more than any": safetensorsFile(one("I64", "[1152921504606846976]", "[0,4]"), 0, 1, 2, 3, 4),
+		"expected 1.5 bytes":                            safetensorsFile(one("F4", "[3]", "[0,4]"), 0, 1, 2, 3, 4),
+		"expected [begin, end]":                         safetensorsFile(one("U8", "[4]", "[0,4,4]"), 0, 1, 2, 3, 4),
+		`"dtype" of tensor "a" is there twice`:          safetensorsFile(`{"a":{"dtype":"U8","dtype":"I8","shape":[4],"data_offsets":[0,4]}}`, 0, 1, 2, 3, 4),
+		`"a" is there twice`:                            safetensorsFile(`{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"a":{"dtype":"U8","shape":[0],"data_offsets":[4,4]}}`, 0, 1, 2, 3, 4),
+		"overlaps":                                      safetensorsFile(`{"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},"b":{"dtype":"U8","shape":[2],"data_offsets":[2,4]}}`, 0, 1, 2, 3, 4),
+		"leaves 1 bytes unused":                         safetensorsFile(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"U8","shape":[2],"data_offsets":[2,4]}}`, 0, 1, 2, 3, 4),
+		"the tensors end at":                            safetensorsFile(one("U8", "[2]", "[0,2]"), 0, 1, 2, 3, 4),
+		"the file has 12 bytes":                         safetensorsFile(`{}`, 0, 1, 2),
+		"expected the end":                              safetensorsFile(`{} {}`, 0),
+		"its header is not UTF-8":                       safetensorsFile("{\"\xff\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}", 0, 1, 2, 3, 4),
+		"must be an object of strings":                  safetensorsFile(`{"__metadata__":{"a":1}}`, 0),
+		"expected a key":                                safetensorsFile(`{]`, 0),
+		"a header of 2336927755350992246 bytes":         []byte("version https://git-lfs.github.com/spec/v1"),
+		"the length of the header alone":                []byte("short"),
+		"expected a value":                              safetensorsFile("\x00\x00\x00\x00", 0),
 	} {
 		v := index(t, files{"x.safetensors": file, "y.safetensors": safetensorsFile(one("U8", "[1]", "[0,1]"), 0, 9)})
 		if err := v.Sets[0].Check(t.Context(), nil); err != nil {
@@ -205,10 +208,11 @@ func FuzzSafetensors(f *testing.F) {
 	f.Add(safetensorsFile(`{"__metadata__":{"a":"b"}}`, 0))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		exercise(t, files{"x.safetensors": data})
-		tensors, err := safetensorsRead(t.Context(), headerBudget{}, Bytes("x", data))
+		h, err := safetensorsRead(t.Context(), headerBudget{}, Bytes("x", data))
 		if err != nil {
 			return
 		}
+		tensors := h.Tensors
 		base := 8 + int64(binary.LittleEndian.Uint64(data))
 		type info struct {
 			DType   string  `json:"dtype"`
@@ -218,8 +222,8 @@ func FuzzSafetensors(f *testing.F) {
 		header := map[string]info{}
 		var covered []byte
 		for _, x := range tensors {
-			header[x.name] = info{x.dtype, x.shape, []int64{x.begin - base, x.end - base}}
-			covered = append(covered, data[x.begin:x.end]...)
+			header[x.Name] = info{x.DType, x.Shape, []int64{x.Begin - base, x.End - base}}
+			covered = append(covered, data[x.Begin:x.End]...)
 		}
 		if !bytes.Equal(covered, data[base:]) {
 			t.Errorf("the tensors cover %d bytes of %d", len(covered), len(data[base:]))
@@ -229,12 +233,12 @@ func FuzzSafetensors(f *testing.F) {
 			t.Fatal(err)
 		}
 		again, err := safetensorsRead(t.Context(), headerBudget{}, Bytes("y", safetensorsFile(string(written), 0, covered...)))
-		if err != nil || len(again) != len(tensors) {
-			t.Fatalf("written again: %d tensors, were %d: %v", len(again), len(tensors), err)
+		if err != nil || len(again.Tensors) != len(tensors) {
+			t.Fatalf("written again: %d tensors were there: %v", len(tensors), err)
 		}
-		for _, x := range again {
-			if was := header[x.name]; was.DType != x.dtype || !slices.Equal(was.Shape, x.shape) {
-				t.Errorf("tensor %q was %v, is %v", x.name, was, x)
+		for _, x := range again.Tensors {
+			if was := header[x.Name]; was.DType != x.DType || !slices.Equal(was.Shape, x.Shape) {
+				t.Errorf("tensor %q was %v, is %v", x.Name, was, x)
 			}
 		}
 	})

@@ -4,11 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
+	"math/bits"
 	"path"
 	"strings"
+
+	"github.com/hbmfs/hbmfs/layout/safetensors"
 )
 
 // Files of tensors, whatever their format: a directory's are a set, and each has a view with a file for each tensor.
+
+// maxTensors bounds the memory of one file's tensors.
+const maxTensors = safetensors.MaxTensors
 
 // tensorHead says why a file's header cannot be believed, "" where it can.
 type tensorHead struct{ bad string }
@@ -70,11 +77,20 @@ func addTensor(files []*File, o *Object, name string, dtype DType, shape []int64
 	return append(files, f)
 }
 
+// multiply returns a*b of two numbers that are not negative. ok is false when it does not fit an int64.
+func multiply(a, b int64) (product int64, ok bool) {
+	hi, lo := bits.Mul64(uint64(a), uint64(b))
+	return int64(lo), hi == 0 && lo <= math.MaxInt64
+}
+
 // numpyShape reports whether NumPy makes an array of the shape: at most 32 dimensions (64 from version 2). Where one is
 // 0, the others must still multiply to fewer than 2^63 bytes.
 func numpyShape(shape []int64, width int64) bool {
-	_, ok := product(width, shape, 1)
-	return ok && len(shape) <= 32
+	ok := len(shape) <= 32
+	for i := 0; ok && i < len(shape); i++ {
+		width, ok = multiply(width, max(shape[i], 1))
+	}
+	return ok
 }
 
 // maxTensorName leaves room for a suffix in the 255 bytes that Linux allows a name.

@@ -29,7 +29,7 @@
 // is the same one. Plans end with their reader, and when nobody keeps to them for two minutes. Their memory is bounded,
 // and so are the bytes that are fetched for them at a time.
 //
-// The disk may fail in any way. The bytes then come from the origin, uncached, and [Store.Stats] says why.
+// The disk may fail in any way, also after it took the bytes. They then come from the origin, uncached, and [Store.Stats] says why.
 //
 // Locks: fill.mu, then ledger.mu. Neither is held while bytes are read or written.
 package store

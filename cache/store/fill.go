@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -38,6 +39,7 @@ type fill struct {
 	fd       int        // without a name; -1 before the first fetch, and when it is over
 	users    int        // of fd
 	over     bool       // published or given up: fd is closed when its last user goes
+	lost     error      // what fd has told of lost bytes
 	have     bits       // blocks
 	left     int        // blocks that are missing
 	sums     []uint32   // of each sumBlock, where summed
@@ -80,7 +82,28 @@ func (f *fill) read(ctx context.Context, p []byte, at, ahead int64) error {
 	f.mu.Lock()
 	fd := f.fd // has the blocks that want has seen arrive
 	f.mu.Unlock()
-	return readFull(fd, p, at)
+	if err := readFull(fd, p, at); err != nil {
+		return err
+	}
+	return f.sound()
+}
+
+// errLost says that the disk could not write bytes that it had taken.
+var errLost = errors.New("the disk has lost bytes of it")
+
+// sound returns an error once the disk has lost bytes of the segment. Linux counts lost pages as clean, so they may leave the page cache,
+// and a read then gives what the disk has instead. A caller that asks after its read therefore knows whether to believe it. The descriptor
+// tells of an error once, so the fill remembers it.
+func (f *fill) sound() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.lost == nil && f.fd >= 0 {
+		const far = math.MaxInt64 - 1 // no page lies there, so this waits for nothing
+		if err := unix.SyncFileRange(f.fd, far, 1, unix.SYNC_FILE_RANGE_WAIT_BEFORE); err != nil {
+			f.lost = &localError{"write a segment", fmt.Errorf("%w: %w", errLost, err)}
+		}
+	}
+	return f.lost
 }
 
 // errMoved says that a segment was published, or given up, since it was looked up.

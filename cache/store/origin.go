@@ -141,7 +141,12 @@ func (x *Origin) readHere(ctx context.Context, f *file, k key, g segmentOf, p []
 	defer s.ledger.unpin(e)
 	_, fill := s.ledger.look(e)
 	if fill != nil {
-		return fill.read(ctx, p, at, ahead)
+		err := fill.read(ctx, p, at, ahead)
+		if errors.Is(err, errLost) {
+			s.ledger.drop(e)
+			fill.close()
+		}
+		return err
 	}
 	o, err := s.published(e)
 	if err != nil {

@@ -49,8 +49,8 @@ func (f *fill) link() (o *layout.Object, err error) {
 	if err := unix.Fsetxattr(f.fd, xattrName, h.append(nil), 0); err != nil {
 		return nil, &localError{"write a segment's header", err}
 	}
-	if err := unix.Fsync(f.fd); err != nil {
-		return nil, &localError{"sync a segment", err}
+	if err := f.sync(); err != nil {
+		return nil, err
 	}
 	dir := filepath.Dir(name)
 	if err := unix.Mkdirat(s.fd, dir, 0o700); err == nil {
@@ -74,6 +74,19 @@ func (f *fill) link() (o *layout.Object, err error) {
 		return nil, err
 	}
 	return s.own(o), nil
+}
+
+// sync makes sure that all bytes are on the disk. It syncs by a descriptor of its own: the other one keeps what readers must hear of.
+func (f *fill) sync() error {
+	fd, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", f.fd), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err == nil {
+		err = unix.Fsync(fd)
+		_ = unix.Close(fd) // it was only synced
+	}
+	if err != nil {
+		return &localError{"sync a segment", err}
+	}
+	return f.sound()
 }
 
 func (s *Store) syncDir(name string) error {

@@ -10,11 +10,11 @@ import (
 )
 
 // pass gets an object that comes as a whole: [layout.Object.Whole]. One pass fills all of its segments, and none of its
-// bytes counts before the origin has said that all are right. While a pass is under way the object's fills are its
-// alone; a fill that is found without one is complete.
+// bytes counts before the origin has said that all are right. While a pass is under way the object's fills are its alone.
 type pass struct {
-	done chan struct{}
-	err  error // valid once done is closed
+	done chan struct{} // all bytes are here
+	err  error         // valid once done is closed
+	over chan struct{} // and the segments are published, or given up
 
 	planned *planned // that it is for, nil for a read that waits
 	hurry   func()   // has it wait for no other: somebody waits for it
@@ -49,7 +49,7 @@ func (x *Origin) bring(ctx context.Context, f *file, g segmentOf, u *planned) er
 // startPass has an object come, when it is its turn. f.mu is held.
 func (x *Origin) startPass(f *file, o *layout.Object, u *planned) *pass {
 	hurried := make(chan struct{})
-	p := &pass{done: make(chan struct{}), planned: u, hurry: sync.OnceFunc(func() { close(hurried) })}
+	p := &pass{done: make(chan struct{}), over: make(chan struct{}), planned: u, hurry: sync.OnceFunc(func() { close(hurried) })}
 	f.pass = p
 	x.store.wg.Go(func() { x.pass(f, o, p, hurried) })
 	return p
@@ -65,15 +65,15 @@ func (x *Origin) pass(f *file, o *layout.Object, p *pass, hurried <-chan struct{
 	p.err = x.pour(ctx, o, fills, p.planned)
 	span.End(class(p.err))
 	release() // before the bytes are on the disk, which may be slower
-	for _, fill := range fills {
-		if fill != nil && p.err != nil {
-			s.ledger.drop(fill.entry)
-			fill.close()
+	if p.err != nil {
+		for _, fill := range fills {
+			if fill != nil {
+				s.ledger.drop(fill.entry)
+				fill.close()
+			}
 		}
+		f.passed() // who reads now has it come again
 	}
-	f.mu.Lock()
-	f.pass = nil
-	f.mu.Unlock()
 	close(p.done)
 	for _, fill := range fills {
 		if fill == nil {
@@ -84,6 +84,17 @@ func (x *Origin) pass(f *file, o *layout.Object, p *pass, hurried <-chan struct{
 		}
 		s.ledger.unpin(fill.entry)
 	}
+	if p.err == nil {
+		f.passed()
+	}
+	close(p.over)
+}
+
+// passed says that no pass is under way.
+func (f *file) passed() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.pass = nil
 }
 
 // fills makes a pinned fill for each segment of an object, nil for those that are here.

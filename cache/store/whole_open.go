@@ -3,11 +3,7 @@ package store
 import (
 	"context"
 	"errors"
-	"fmt"
-	"os"
 	"sync"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/layout"
@@ -26,7 +22,7 @@ func (x *Origin) OpenWhole(ctx context.Context, o *layout.Object) (fd int, relea
 	if p != nil && x.reached(o, false, false) {
 		p.hurry()
 		select {
-		case <-p.done:
+		case <-p.over:
 		case <-ctx.Done():
 			return -1, nil, nil // an interrupted open is not to fail: reads wait
 		}
@@ -64,32 +60,15 @@ func (x *Origin) complete(f *file, g segmentOf) (e *entry, p *pass) {
 	return x.store.ledger.pin(keyOf(f.identity, g.index), nil), nil
 }
 
-// openEntry opens a segment for reading: one that is published, or has all of its bytes and will be.
+// openEntry opens a published segment for reading. Nobody who reads one by its file hears that the disk has lost its bytes, so one that is not synced
+// yet is not opened: it is read through the store meanwhile.
 func (s *Store) openEntry(ctx context.Context, e *entry) (fd int, err error) {
 	if _, fill := s.ledger.look(e); fill != nil {
-		return fill.reopen()
+		return -1, errMoved
 	}
 	o, err := s.published(e)
 	if err != nil {
 		return -1, err
 	}
 	return s.dir.OpenObject(ctx, o)
-}
-
-// reopen opens the file again, if all of its bytes are here.
-func (f *fill) reopen() (fd int, err error) {
-	if !f.use() {
-		return -1, errMoved
-	}
-	defer f.unuse()
-	f.mu.Lock()
-	fd, left := f.fd, f.left
-	f.mu.Unlock()
-	if left > 0 || fd < 0 {
-		return -1, errMoved
-	}
-	if fd, err = unix.Open(fmt.Sprintf("/proc/self/fd/%d", fd), unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
-		return -1, &localError{"open a segment again", os.NewSyscallError("open", err)}
-	}
-	return fd, nil
 }

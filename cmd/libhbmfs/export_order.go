@@ -125,3 +125,14 @@ func hbmfs_go_draw(sources *C.hbmfs_source, k, n, end C.int64_t, drawn *C.uint8_
 		return nil
 	})
 }
+
+//export hbmfs_go_safetensors_header
+func hbmfs_go_safetensors_header(fd C.int32_t, name, table *C.char, room C.int64_t, length *C.int64_t, why *C.hbmfs_failure) C.int32_t {
+	return answer(why, func() error {
+		found, err := safetensorsTable(int(fd), text(name))
+		if *length = C.int64_t(len(found)); len(found) <= int(room) {
+			copy(unsafe.Slice((*byte)(unsafe.Pointer(table)), int(room)), found)
+		}
+		return err
+	})
+}

@@ -236,3 +236,10 @@ int32_t hbmfs_draw(hbmfs_source *sources, int64_t k, int64_t n, int64_t end, uin
     REFUSE_NULL(!count || (k > 0 && !sources) || (room > 0 && !drawn));
     return hbmfs_go_draw(sources, k, n, end, drawn, room, count, why);
 }
+
+int32_t hbmfs_safetensors_header(int32_t fd, const char *name, char *table, int64_t room, int64_t *length, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    REFUSE_NULL(!name || !length || (room > 0 && !table));
+    *length = 0;
+    return hbmfs_go_safetensors_header(fd, (char *)name, table, room, length, why);
+}

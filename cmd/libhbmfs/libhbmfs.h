@@ -358,6 +358,20 @@ typedef struct hbmfs_source {
  */
 int32_t hbmfs_draw(hbmfs_source *sources, int64_t k, int64_t n, int64_t end, uint8_t *drawn, int64_t room, int64_t *count, hbmfs_failure *why);
 
+/* ---- safetensors ---- */
+
+/*
+ * Reads and checks the header of a safetensors file, which is open for reading as fd; errors call it name. table gets JSON of length bytes,
+ * without a zero behind it:
+ *
+ *	{"size": BYTES, "metadata": {KEY: TEXT}, "tensors": [[NAME, DTYPE, [DIMENSION, ...], OFFSET, BYTES], ...]}
+ *
+ * The first size is the file's. Tensors come in the order of their bytes, which begin at OFFSET in the file. Where length is more than
+ * room, nothing is written: call again with so much. HBMFS_FORMAT: the file is damaged, or no such file; what is accepted is what the safetensors package accepts,
+ * but for names that are there twice.
+ */
+int32_t hbmfs_safetensors_header(int32_t fd, const char *name, char *table, int64_t room, int64_t *length, hbmfs_failure *why);
+
 /* ---- checkpoints: drafts and verifications have handles ----
  *
  * A checkpoint is a directory of files that is complete or not there. Its files are written into a draft beside it, of mode

@@ -165,7 +165,9 @@ func (o *output) write(ctx context.Context, p []byte, offset int64) (Path, error
 			return Staged, nil
 		case err == nil:
 			if !o.dir.inMemory() { // or else all of it would wait for the sync at the end
-				_ = unix.SyncFileRange(o.fd, offset, int64(len(p)), unix.SYNC_FILE_RANGE_WRITE)
+				if err := unix.SyncFileRange(o.fd, offset, int64(len(p)), unix.SYNC_FILE_RANGE_WRITE); err != nil && !errors.Is(err, unix.ENOSYS) {
+					return "", o.failed("sync_file_range", err)
+				}
 			}
 			return Buffered, nil
 		case direct && errors.Is(err, unix.EINVAL):

@@ -61,6 +61,7 @@ func TestEverySystemCallThatFails(t *testing.T) {
 		{Staged, "close", "EIO", "close", "input/output error"},
 		{Buffered, "pwrite64", "EIO", "pwrite", "input/output error"},
 		{Buffered, "fsync", "EDQUOT", "fsync", "disk quota exceeded"},
+		{Buffered, "sync_file_range", "EIO", "sync_file_range", "input/output error"},
 		{Mapped, "openat", "ENOSPC", "open", "no space left on device"},
 		{Mapped, "ftruncate", "EFBIG", "ftruncate", "file too large"},
 		{Mapped, "mmap", "ENODEV", "", ""}, // goes on through the page cache

@@ -87,7 +87,7 @@ func convertTo[To wide](f *Form, to, from []byte) {
 // convert needs a host whose numbers are little-endian, as those that a GPU can be in are.
 func convert[From narrow, To wide](to, from []byte) {
 	elements := numbers[From](from)
-	wider := numbers[To](to)
+	wider := numbers[To](to)[:len(elements)]
 	for i, v := range elements {
 		wider[i] = To(v)
 	}

@@ -21,7 +21,7 @@ func (sp *Space) load() error {
 		if err := t.load(regions); err != nil {
 			return fmt.Errorf("read its index: %w", err)
 		}
-		if err := errors.Join(t.index.Truncate(regions*t.indexBytes()), t.slab.Truncate(regions*t.regionBytes())); err != nil {
+		if err := errors.Join(t.index.Truncate(regions*t.indexBytes()), t.slab.Truncate(regions*t.regionBytes())); err != nil && !sp.store.readOnly(err) {
 			return err
 		}
 	}

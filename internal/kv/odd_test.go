@@ -13,8 +13,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/hbmfs/hbmfs/control"
 )
 
 // odd are things that a user can put where a volume looks for a file of its own.
@@ -214,7 +212,6 @@ func TestEnginesComeWhileTheDiskIsReadOnly(t *testing.T) {
 	must(t, err)
 	must(t, s.Load())
 	v := &volume{s, t, func() {}}
-	defer func() { _ = s.Close() }() // the disk cannot be synced
 	first := v.connect("model", 4096)
 	for at := 0; at < 1200; at += 100 {
 		first.put(4096, keysOf(at, 100)...)
@@ -222,7 +219,6 @@ func TestEnginesComeWhileTheDiskIsReadOnly(t *testing.T) {
 	first.close()
 	becomeReadOnly()
 	c := v.connect("model", 4096)
-	defer c.close()
 	onDisk := false
 	for _, key := range keysOf(0, 1200) {
 		tier := c.lookup(c.space, [][]byte{[]byte(key)}, false)[0].Tier
@@ -245,7 +241,26 @@ func TestEnginesComeWhileTheDiskIsReadOnly(t *testing.T) {
 			t.Errorf("block %q is not found", key)
 		}
 	}
-	if err := c.openSpace(control.KVOpen{Name: "another", BlockBytes: 4096, Mode: 0o600, Flags: control.KVCreate | control.KVWrite}); !errors.Is(err, unix.EROFS) {
-		t.Errorf("a new namespace: %v, want EROFS", err)
+	c.close() // its memory is others' now
+	other := v.connect("another", 4096)
+	defer other.close()
+	for i, errno := range other.put(4096, fresh...) {
+		if errno != 0 {
+			t.Fatalf("block %q of a new namespace is not taken: %v", fresh[i], errno)
+		}
+	}
+	for _, key := range fresh {
+		if other.get(key) == nil {
+			t.Errorf("block %q of a new namespace is not found", key)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(dir, "another")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the disk has the namespace: %v", err)
+	}
+	if notes := strings.Join(v.Notes(), "\n"); !strings.Contains(notes, `"another" is in memory alone`) {
+		t.Errorf("the status does not say so: %s", notes)
+	}
+	if err := s.Close(); err == nil { // with the namespace that is in memory alone
+		t.Error("the disk was synced")
 	}
 }

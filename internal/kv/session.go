@@ -196,20 +196,14 @@ func (s *Store) find(m *control.KVOpen, user asuser.User) (*Space, error) {
 	case many:
 		return nil, refuse(unix.ENOSPC, "the volume has %d namespaces, and no room for another: remove one", mostSpaces)
 	}
-	err := asuser.Do(user, func() error {
-		return unix.Faccessat2(int(s.dir.Fd()), ".", unix.W_OK|unix.X_OK, unix.AT_EACCESS)
-	})
-	if err != nil {
+	if s.mayName(user) != nil {
 		return nil, refuse(unix.EACCES, "user %d may make no namespace in %s: its mode says who may", user.UID, s.opt.Directory)
 	}
 	if !s.mayMake(user.UID) {
 		return nil, refuse(unix.EDQUOT, "user %d has as many namespaces as one may have of the volume's %d: remove some of them", user.UID, mostSpaces)
 	}
-	if ok, err := s.disk.take(ownRoom); err != nil || !ok {
-		return nil, errors.Join(refuse(unix.ENOSPC, "the disk tier has no room for another namespace: remove blocks of others"), err)
-	}
-	if sp, err = s.newSpace(m, user); err != nil {
-		s.disk.give(ownRoom)
+	sp, err := s.newSpace(m, user)
+	if err != nil {
 		return nil, err
 	}
 	s.add(sp)

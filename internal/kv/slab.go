@@ -144,7 +144,7 @@ func (t *tier) give(write bool) (*os.File, error) {
 		t.space.mu.Unlock()
 		return again(t.slab, unix.O_RDONLY)
 	}
-	if t.shown == nil && t.kind == control.KVDisk {
+	if t.shown == nil && t.kind == control.KVDisk && !t.space.alone() {
 		shown, err := readOnlyBelow(int(t.space.dir.Fd()), slabName)
 		if err == nil {
 			return shown, nil
@@ -168,6 +168,9 @@ func again(f *os.File, flags int) (*os.File, error) {
 
 // extend makes one region more, where the limit has room for it. It is called without the lock, by one at a time: see [tier.growing].
 func (t *tier) extend() (bool, error) {
+	if t.kind == control.KVDisk && t.space.alone() {
+		return false, errAlone
+	}
 	ok, err := t.budget.take(t.cost())
 	if !ok || err != nil {
 		return false, err

@@ -26,7 +26,7 @@ type Space struct {
 	name   string
 	number uint32
 	meta   meta
-	dir    *os.File
+	dir    *os.File // nil: it is in memory alone
 	rights *os.File // the file whose owner and mode say who may use the namespace, and which has its meta
 	has    int64    // regions of the disk tier, when it was opened
 
@@ -51,7 +51,8 @@ type Space struct {
 // meta is what a namespace's file says of it.
 type meta struct {
 	Version int    `json:"version"`
-	ID      uint64 `json:"id"` // records of another namespace of the name have another
+	Name    string `json:"name,omitempty"` // of a namespace that is in memory alone
+	ID      uint64 `json:"id"`             // records of another namespace of the name have another
 	Block   int64  `json:"block_bytes"`
 	Slot    int64  `json:"slot_bytes"`
 	Disk    int64  `json:"disk_region"`   // slots
@@ -183,14 +184,36 @@ func memoryRegionOf(limit, slot int64) int64 {
 	return n
 }
 
-// newSpace makes the namespace of a name.
+// newSpace makes the namespace of a name, where the disk fails in memory alone.
 func (s *Store) newSpace(m *control.KVOpen, user asuser.User) (sp *Space, err error) {
 	slot := (m.BlockBytes + 4095) &^ 4095
-	sp = &Space{store: s, name: m.Name, used: time.Now()}
-	sp.meta = meta{Version: metaVersion, ID: newID(), Block: m.BlockBytes, Slot: slot, Disk: regionOf(s.opt.Size, slot), Memory: memoryRegionOf(s.opt.Memory, slot)}
+	space := func() *Space {
+		return &Space{store: s, name: m.Name, used: time.Now(), meta: meta{
+			Version: metaVersion, ID: newID(), Block: m.BlockBytes, Slot: slot, Disk: regionOf(s.opt.Size, slot), Memory: memoryRegionOf(s.opt.Memory, slot),
+		}}
+	}
+	sp = space()
 	if cost := (&tier{slotBytes: slot, perRegion: sp.meta.Disk}).cost(); cost > s.opt.Size-ownRoom {
 		return nil, refuse(unix.EINVAL, "a block of %d bytes has no room in a volume of %d bytes", m.BlockBytes, s.opt.Size)
 	}
+	ok, err := s.disk.take(ownRoom)
+	if err == nil && !ok {
+		return nil, refuse(unix.ENOSPC, "the disk tier has no room for another namespace: remove blocks of others")
+	}
+	if err == nil {
+		if err = sp.makeOnDisk(m, user); err != nil {
+			s.disk.give(ownRoom)
+		}
+	}
+	if err != nil && s.memory != nil && (noDisk(err) || s.readOnly(err)) {
+		return s.newAlone(space(), m, user, err)
+	}
+	return sp, err
+}
+
+// makeOnDisk makes the files of a new namespace.
+func (sp *Space) makeOnDisk(m *control.KVOpen, user asuser.User) (err error) {
+	s := sp.store
 	err = unix.Mkdirat(int(s.dir.Fd()), m.Name, 0o700)
 	if errors.Is(err, unix.EEXIST) { // it was left out, or has come since
 		if err = s.setAside(m.Name); err == nil {
@@ -198,10 +221,10 @@ func (s *Store) newSpace(m *control.KVOpen, user asuser.User) (sp *Space, err er
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("make namespace %q: %w", m.Name, err)
+		return fmt.Errorf("make namespace %q: %w", m.Name, err)
 	}
 	if sp.dir, err = openAt(s.dir, m.Name, unix.O_RDONLY|unix.O_DIRECTORY); err != nil {
-		return nil, err
+		return err
 	}
 	defer func() {
 		if err != nil {
@@ -209,25 +232,30 @@ func (s *Store) newSpace(m *control.KVOpen, user asuser.User) (sp *Space, err er
 		}
 	}()
 	if sp.rights, err = openAt(sp.dir, metaName, unix.O_RDWR|unix.O_CREAT); err != nil {
-		return sp, err
+		return err
 	}
-	gid, err := s.groupOf(user)
-	if err != nil {
-		return sp, err
-	}
-	if err = sp.rights.Chown(int(user.UID), int(gid)); err != nil && os.Geteuid() == 0 {
-		return sp, err
-	}
-	if err = sp.rights.Chmod(os.FileMode(m.Mode)); err != nil {
-		return sp, err
+	if err = sp.belongs(m, user); err != nil {
+		return err
 	}
 	if err = sp.openTiers(); err != nil {
-		return sp, err
+		return err
 	}
 	if err = errors.Join(sp.disk().slab.Truncate(0), sp.disk().index.Truncate(0)); err != nil {
-		return sp, err
+		return err
 	}
-	return sp, sp.begin()
+	return sp.begin()
+}
+
+// belongs gives a new namespace to its user.
+func (sp *Space) belongs(m *control.KVOpen, user asuser.User) error {
+	gid, err := sp.store.groupOf(user)
+	if err != nil {
+		return err
+	}
+	if err := sp.rights.Chown(int(user.UID), int(gid)); err != nil && os.Geteuid() == 0 {
+		return err
+	}
+	return sp.rights.Chmod(os.FileMode(m.Mode))
 }
 
 // groupOf gives the group of a namespace that a user makes: the volume's own where its directory hands that on (S_ISGID), as a pod's fsGroup
@@ -278,13 +306,20 @@ func (sp *Space) openTiers() (err error) {
 	}
 	t := &tier{kind: control.KVDisk, space: sp, budget: s.disk, slotBytes: sp.meta.Slot, perRegion: sp.meta.Disk, seed: maphash.MakeSeed(), charged: map[charge]uint32{}}
 	sp.tiers = append(sp.tiers, t)
-	if t.slab, err = openAt(sp.dir, slabName, unix.O_RDWR|unix.O_CREAT); err != nil {
-		return err
+	if sp.alone() {
+		t.fault, t.faulted, t.faults = errAlone, time.Now(), 1
+		err = sp.emptyTier(t)
+	} else if t.slab, err = s.openOurs(sp.dir, slabName, unix.O_RDWR|unix.O_CREAT); err == nil {
+		t.index, err = s.openOurs(sp.dir, indexName, unix.O_RDWR|unix.O_CREAT)
 	}
-	if t.index, err = openAt(sp.dir, indexName, unix.O_RDWR|unix.O_CREAT); err != nil {
+	if err != nil {
 		return err
 	}
 	slots, err := again(t.slab, unix.O_RDWR)
+	if s.readOnly(err) {
+		t.failed(err)
+		slots, err = again(t.slab, unix.O_RDONLY)
+	}
 	if err != nil {
 		return err
 	}
@@ -310,7 +345,7 @@ func (s *Store) openSpace(name string) (_ *Space, err error) {
 	if sp.dir, err = openAt(s.dir, name, unix.O_RDONLY|unix.O_DIRECTORY); err != nil {
 		return nil, err
 	}
-	if sp.rights, err = openAt(sp.dir, metaName, unix.O_RDWR); err != nil {
+	if sp.rights, err = s.openOurs(sp.dir, metaName, unix.O_RDWR); err != nil {
 		if errors.Is(err, unix.ENOENT) && unix.Unlinkat(int(s.dir.Fd()), name, unix.AT_REMOVEDIR) == nil { // a kill leaves an empty one
 			sp.release()
 			return nil, nil //nolint:nilnil // there is none, which is no error
@@ -337,10 +372,13 @@ func (s *Store) openSpace(name string) (_ *Space, err error) {
 	if err := sp.openTiers(); err != nil {
 		return nil, err
 	}
-	if err := sp.measure(); err != nil {
+	if err := sp.measure(); err != nil && !s.readOnly(err) {
 		return nil, err
 	}
-	return sp, sp.begin()
+	if err := sp.begin(); err != nil && !s.readOnly(err) {
+		return nil, err
+	}
+	return sp, nil
 }
 
 // release closes what is open of a namespace.
@@ -385,10 +423,8 @@ func (sp *Space) close() error {
 	err := errors.Join(t.slab.Sync(), t.index.Sync())
 	sp.meta.Ended, sp.meta.Lost = err == nil, err != nil
 	err = errors.Join(err, sp.save())
-	for _, t := range sp.tiers {
-		t.close()
-	}
-	return errors.Join(err, sp.rights.Close(), sp.dir.Close())
+	sp.release()
+	return err
 }
 
 // may asks the kernel whether a user may read the namespace, or write it too.

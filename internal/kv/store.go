@@ -162,6 +162,7 @@ func (s *Store) Load() (err error) {
 		return err
 	}
 	s.disk.used = int64(len(s.spaces)) * ownRoom
+	s.adoptAlone(&left)
 	for _, sp := range s.all() {
 		if err := sp.load(); err != nil {
 			left.add(sp.name, err)
@@ -169,7 +170,7 @@ func (s *Store) Load() (err error) {
 		}
 	}
 	left.report(s)
-	if err := s.allocateRest(); err != nil {
+	if err := s.allocateRest(); err != nil && !s.readOnly(err) {
 		return err
 	}
 	s.adoptHolds()
@@ -194,7 +195,22 @@ func flock(f *os.File, patience time.Duration) error {
 
 // openFile opens a file of the directory.
 func (s *Store) openFile(name string, flags int) (*os.File, error) {
-	return openAt(s.dir, name, flags)
+	return s.openOurs(s.dir, name, flags)
+}
+
+// openOurs opens a file of the volume. Where the disk has become read-only, a daemon that goes on with the mount opens it to read.
+func (s *Store) openOurs(dir *os.File, name string, flags int) (*os.File, error) {
+	f, err := openAt(dir, name, flags)
+	if s.readOnly(err) {
+		f, err = openAt(dir, name, unix.O_RDONLY)
+	}
+	return f, err
+}
+
+// readOnly tells whether an error says that the disk has become read-only, and this daemon goes on all the same: engines use the memory tier, and read what the disk
+// has.
+func (s *Store) readOnly(err error) bool {
+	return s.opt.Life.Adopts() && (errors.Is(err, unix.EROFS) || errors.Is(err, unix.EBADF) || errors.Is(err, unix.EINVAL)) // write, and ftruncate, of a file that is open to read
 }
 
 // errOdd says that a name is not what a volume has under it.
@@ -313,7 +329,9 @@ func (s *Store) remove(sp *Space) {
 	for i, one := range s.number {
 		one.number = uint32(i + 1)
 	}
-	s.disk.used -= ownRoom
+	if !sp.alone() {
+		s.disk.used -= ownRoom
+	}
 	sp.release()
 }
 

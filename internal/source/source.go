@@ -138,9 +138,8 @@ func (b *Backing) Close() error {
 
 // Unchanged fails when the file has become shorter than it was when it was opened. A mount's file must not have been written to either.
 func (b *Backing) Unchanged() error {
-	if known := b.changed.Load(); known != nil {
-		b.told.Store(true)
-		return *known
+	if err := b.Changed(); err != nil {
+		return err
 	}
 	var st unix.Stat_t
 	if err := unix.Fstat(b.FD, &st); err != nil {
@@ -158,6 +157,9 @@ func (b *Backing) Unchanged() error {
 // ReadFull fills p from offset, and fails when the file ends before.
 func (b *Backing) ReadFull(p []byte, offset int64) error {
 	_, err := ReadAtLeast(b.FD, b.Name, p, offset, len(p))
+	if errors.Is(err, ErrShort) {
+		b.told.Store(true)
+	}
 	return err
 }
 

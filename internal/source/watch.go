@@ -152,6 +152,16 @@ func (b *Backing) found(since time.Time, err error) {
 	b.changed.CompareAndSwap(nil, &err)
 }
 
+// Changed gives how a file was found to have changed; nil for one that was not. It asks the kernel nothing.
+func (b *Backing) Changed() error {
+	known := b.changed.Load()
+	if known == nil {
+		return nil
+	}
+	b.told.Store(true)
+	return *known
+}
+
 // opened lets a file be marked.
 func (w *Watch) opened(b *Backing) {
 	w.mu.Lock()

@@ -156,15 +156,15 @@ func (m *Mover) moveHost(ctx context.Context, to *crew.Destination, place int64,
 	n := int64(len(from))
 	finished, err := m.crew.Run(ctx, m.threads, (n+block-1)/block, func(_ *crew.Worker, i int64) (err error) {
 		defer crew.OnFault(&err)()
-		write(to, place+i*block, from[i*block:min((i+1)*block, n)])
+		Write(to, place+i*block, from[i*block:min((i+1)*block, n)])
 		return nil
 	})
 	crew.Quiet(finished, m.crew)
 	return err
 }
 
-// write writes elements on the host, as widen.cu does on a GPU.
-func write(to *crew.Destination, place int64, from []byte) {
+// Write writes elements on the host, as widen.cu does on a GPU.
+func Write(to *crew.Destination, place int64, from []byte) {
 	f := to.Form
 	if f == nil {
 		copy(to.Host[place:], from)

@@ -15,8 +15,11 @@ import (
 	"strings"
 )
 
-// Magic is how a file begins and ends.
-const Magic = "PAR1"
+// Magic is how a file begins and ends, MagicEncrypted one whose footer is encrypted.
+const (
+	Magic          = "PAR1"
+	MagicEncrypted = "PARE"
+)
 
 // MaxPage bounds a page, decompressed, and a footer. 256 MiB.
 const MaxPage = 256 << 20
@@ -126,7 +129,7 @@ func FooterSize(r io.ReaderAt, size int64) (int64, error) {
 	}
 	switch string(tail[4:]) {
 	case Magic:
-	case "PARE":
+	case MagicEncrypted:
 		return 0, fmt.Errorf("%w: its footer is encrypted", ErrUnread)
 	default:
 		return 0, fmt.Errorf("%w: it does not end with %s, so it is cut off or still written", ErrBroken, Magic)
@@ -192,17 +195,23 @@ func (f *File) check() error {
 			return fmt.Errorf("%w: row group %d has %d columns, the schema %d", ErrBroken, i, len(g.chunks), len(f.Columns))
 		}
 		g.Start = f.size
-		for _, c := range g.chunks {
+		for k, c := range g.chunks {
 			if g.Rows == 0 {
 				break // writers put its columns anywhere
 			}
 			if c.encrypted {
-				continue // where it lies is encrypted, too
+				if column := &f.Columns[k]; !strings.HasPrefix(column.Kind, "encrypted ") {
+					column.Kind = "encrypted " + column.Kind
+				}
+				continue // where it lies may be encrypted, too
 			}
 			if c.start < 4 || c.bytes < 0 || c.start > f.size-c.bytes || c.values < 0 {
 				return fmt.Errorf("%w: row group %d has a column of %d bytes at %d, the file has %d", ErrBroken, i, c.bytes, c.start, f.size)
 			}
 			g.Start = min(g.Start, c.start)
+		}
+		if g.Rows > 0 && g.Start == f.size { // nothing says where it lies, and whoever reads the file learns why
+			g.Start = int64(len(Magic))
 		}
 		if g.Rows < 0 || rows > most-g.Rows {
 			return fmt.Errorf("%w: its row groups have more than its %d rows", ErrBroken, f.Rows)
@@ -275,14 +284,14 @@ func readGroup(t *thrift, kind byte) Group {
 }
 
 func readChunk(t *thrift, kind byte) chunk {
-	c := chunk{encrypted: true} // the metadata says otherwise
-	dictionary := int64(0)
+	c := chunk{}
+	plain, dictionary := false, int64(0)
 	t.fields(kind, func(id int, kind byte) bool {
 		switch id {
 		case 1:
 			c.elsewhere = len(t.bytes(kind)) > 0
 		case 3:
-			c.encrypted = false
+			plain = true
 			numbers := map[int]*int64{4: &c.codec, 5: &c.values, 7: &c.bytes, 9: &c.start, 11: &dictionary}
 			t.numbers(kind, numbers, func(id int, kind byte) bool {
 				switch id {
@@ -295,11 +304,15 @@ func readChunk(t *thrift, kind byte) chunk {
 				}
 				return true
 			})
+		case 8:
+			c.encrypted = true // also beside metadata, which is a redacted copy for readers without the key
+			return false
 		default:
 			return false
 		}
 		return true
 	})
+	c.encrypted = c.encrypted || !plain
 	if dictionary > 0 && dictionary < c.start { // some writers put a wrong one behind it
 		c.start = dictionary
 	}

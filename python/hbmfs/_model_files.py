@@ -87,8 +87,16 @@ def _indexed(index: Path) -> Files:
         os.close(fd)
     if len(raw) > MAX_INDEX:
         raise FormatError(f"{index} is longer than {MAX_INDEX} bytes: it is no index of safetensors files")
+
+    def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        if len(found := dict(pairs)) != len(pairs):
+            raise FormatError(f"{index} is damaged: it has a name twice, and readers differ in which one they take")
+        return found
+
     try:
-        weights = json.loads(raw)["weight_map"]
+        weights = json.loads(raw, object_pairs_hook=once)["weight_map"]
+    except FormatError:
+        raise
     except (ValueError, KeyError, TypeError, RecursionError):
         raise FormatError(f"{index} is damaged: expected a JSON object with a weight_map") from None
     if not isinstance(weights, dict):

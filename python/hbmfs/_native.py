@@ -314,6 +314,7 @@ _FUNCTIONS: dict[str, list[Any]] = {  # each but hbmfs_abi returns a code, and t
     "cut": [*[ctypes.c_void_p] * 2, _i64, *[ctypes.c_void_p] * 2, *[_i64] * 2, *[ctypes.c_void_p] * 4, _i64, _pointer(_i64)],
     "permute": [ctypes.c_void_p, _i64, _u64, _u64, _u64, ctypes.c_void_p, _i64],
     "draw": [ctypes.c_void_p, _i64, _i64, _i64, ctypes.c_void_p, _i64, _pointer(_i64)],
+    "safetensors_header": [_i32, *[ctypes.c_char_p] * 2, _i64, _pointer(_i64)],
     "wait": [_Handle, _i64, _pointer(Result)],
     "cancel": [_Handle, _i64],
     "draft_begin": [ctypes.c_char_p, _i32, _i32, _pointer(_Handle)],

@@ -2,14 +2,17 @@
 
     python tests/golden/parquet_files.py layout/parquet/testdata
 
-Row i of 100 has the text "document i é..." (null where i % 10 == 3), and the tokens i, i+1, ... of i % 5 numbers.
+Row i of 100 has the text "document i é..." (null where i % 10 == 3), and the tokens i, i+1, ... of i % 5 numbers. Encrypted files have new keys
+each time. repeated_no_annotation and encrypt_columns_plaintext_footer are files of apache/parquet-testing (1a2a751, Apache License 2.0).
 """
 
+import base64
 import sys
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pyarrow.parquet.encryption as pe
 
 ROWS = 100
 
@@ -31,6 +34,32 @@ def table() -> pa.Table:
     )
 
 
+class Keys(pe.KmsClient):
+    """Keys that nobody keeps secret."""
+
+    def __init__(self, _: object) -> None:
+        pe.KmsClient.__init__(self)
+
+    def wrap_key(self, key: bytes, master: str) -> bytes:
+        return base64.b64encode(key + master.encode())
+
+    def unwrap_key(self, wrapped: bytes, master: str) -> bytes:
+        return base64.b64decode(wrapped)[: -len(master)]
+
+
+def encrypted(t: pa.Table, out: Path) -> None:
+    """Columns encrypted under a plain footer, which keeps a redacted copy of their metadata, and under an encrypted one."""
+    factory, kms = pe.CryptoFactory(Keys), pe.KmsConnectionConfig()
+    ids = "input_ids.list.element"
+    for name, plain, columns in [("tokens", True, [ids]), ("text", True, ["text"]), ("all", True, ["text", "raw", ids]), ("footer", False, ["text"])]:
+        config = pe.EncryptionConfiguration(footer_key="footer", plaintext_footer=plain, column_keys={"column": columns})
+        path = out / f"encrypted-{name}.parquet"
+        with pq.ParquetWriter(path, t.schema, encryption_properties=factory.file_encryption_properties(kms, config)) as w:
+            w.write_table(t)
+        decryption = factory.file_decryption_properties(kms, pe.DecryptionConfiguration())
+        assert pq.read_table(path, decryption_properties=decryption).equals(t)
+
+
 def main() -> None:
     out = Path(sys.argv[1])
     out.mkdir(parents=True, exist_ok=True)
@@ -48,6 +77,7 @@ def main() -> None:
     }.items():
         pq.write_table(t, out / f"{name}.parquet", **options)
     pq.write_table(t.slice(0, 0), out / "empty.parquet")
+    encrypted(t.select(["text", "raw", "input_ids"]), out)
     holes = pa.array([[1, None, 3]] * 9, pa.list_(pa.int32()))
     pq.write_table(pa.table({"holes": holes}), out / "holes.parquet")
     pq.write_table(pa.table({"holes": holes, "more": holes}), out / "two.parquet")

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"unsafe"
 
@@ -33,7 +34,7 @@ func newDisk(t *testing.T, kind string) *disk {
 	must(t, errors.Join(os.WriteFile(d.image, nil, 0o600), os.Truncate(d.image, 400<<20)))
 	words := []string{"mkfs." + kind, "-q", d.image}
 	if kind == "ext4" {
-		words = []string{"mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0", d.image}
+		words = []string{"mkfs.ext4", "-q", "-F", "-e", "remount-ro", "-E", "lazy_itable_init=0,lazy_journal_init=0", d.image}
 	}
 	if out, err := exec.Command(words[0], words[1:]...).CombinedOutput(); err != nil {
 		t.Skipf("%s: %v: %s", words[0], err, out)
@@ -267,5 +268,45 @@ func TestHitsSurviveARemountElsewhere(t *testing.T) {
 	v = on(t, elsewhere)
 	if hits, _ := v.isRight(t, keys); hits != len(keys) {
 		t.Errorf("%d of %d blocks are hits", hits, len(keys))
+	}
+}
+
+// A disk that is read-only leaves the memory tier as it is: engines open new namespaces, and these outlive the daemon.
+func TestNewNamespaceOnAReadOnlyDisk(t *testing.T) {
+	d := newDisk(t, "ext4")
+	v := &volume{dir: d.point, point: suite.NewDir(t), log: filepath.Join(suite.NewDir(t), "log"), flags: []string{"--size", "80MiB", "--memory", "16MiB"}}
+	v.mount(t)
+	t.Cleanup(func() { v.end(t) })
+	keys := keysOf(0, 20)
+	put := func(name string) {
+		t.Helper()
+		e := v.connect(t, name, 64<<10)
+		stored, _, err := e.put(t.Context(), keys...)
+		must(t, err)
+		if len(stored) != len(keys) {
+			t.Errorf("%s: %d of %d blocks are stored", name, len(stored), len(keys))
+		}
+		must(t, e.close())
+	}
+	put("before")
+	device, err := exec.Command("findmnt", "-n", "-o", "SOURCE", "-M", d.point).Output()
+	must(t, err)
+	if err := os.WriteFile("/sys/fs/ext4/"+filepath.Base(strings.TrimSpace(string(device)))+"/trigger_fs_error", []byte("1"), 0); err != nil {
+		t.Skip("make a filesystem read-only: ", err)
+	}
+	put("after")
+	for life := range 3 {
+		put(fmt.Sprint("new-", life))
+		for _, name := range []string{"before", "after", "new-0"} {
+			e := v.connect(t, name, 64<<10)
+			if found, err := e.get(t.Context(), keys...); err != nil || len(found) != len(keys) {
+				t.Errorf("%s: %d of %d blocks are found, %v", name, len(found), len(keys), err)
+			}
+			must(t, e.close())
+		}
+		v.kill(t)
+	}
+	if text, err := os.ReadFile(filepath.Join(v.point, ".hbmfs", "status")); err != nil || !bytes.Contains(text, []byte("in memory alone")) {
+		t.Errorf("the status does not say so: %v\n%s", err, text)
 	}
 }

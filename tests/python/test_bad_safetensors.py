@@ -43,14 +43,14 @@ BOTH_REFUSE = [
     ("a hole at the front", {"a": entry(offsets=(4, 8))}, 8, "leaves 4 bytes unused"),
     ("a hole between", {"a": entry(), "b": entry(offsets=(8, 12))}, 12, "leaves 4 bytes unused"),
     ("a hole at the end", {"a": entry()}, 5, "end at"),
-    ("an overlap", {"a": entry(shape=(2,), offsets=(0, 8)), "b": entry(offsets=(4, 8))}, 8, "'b' overlaps"),
-    ("out of range", {"a": entry(), "b": entry(shape=(100,), offsets=(4, 404))}, 8, "'b' ends at"),
+    ("an overlap", {"a": entry(shape=(2,), offsets=(0, 8)), "b": entry(offsets=(4, 8))}, 8, '"b" overlaps'),
+    ("out of range", {"a": entry(), "b": entry(shape=(100,), offsets=(4, 404))}, 8, '"b" ends at'),
     ("ends before it begins", {"a": entry(shape=(0,), offsets=(4, 0))}, 4, "data_offsets"),
     ("negative", {"a": entry(offsets=(-4, 0))}, 0, "data_offsets"),
     ("three offsets", {"a": entry(offsets=(0, 4, 4))}, 4, "data_offsets"),
     ("no offsets", {"a": {"dtype": "F32", "shape": [1]}}, 4, "data_offsets"),
     ("offsets beyond 64 bits", {"a": entry(offsets=(0, 1 << 64))}, 4, "data_offsets"),
-    ("unknown dtype", {"a": entry("F99")}, 4, "'F99'"),
+    ("unknown dtype", {"a": entry("F99")}, 4, '"F99"'),
     ("dtype as a number", {"a": entry(7)}, 4, "dtype 7"),
     ("shape that is no list", {"a": entry(shape=1)}, 4, "expected a list"),
     ("shape of text", {"a": entry(shape=("1",))}, 4, "expected a list"),
@@ -62,7 +62,7 @@ BOTH_REFUSE = [
     ("a product of 64 bits, times 4", {"a": entry(shape=(1 << 62,), offsets=(0, 1 << 60))}, 0, "more than any file"),
     ("a product beyond 64 bits, times 0", {"a": entry(shape=(1 << 62, 4, 0), offsets=(0, 0))}, 0, "more than any file"),
     ("a size beyond 64 bits", {"a": entry(shape=(1 << 64, 0), offsets=(0, 0))}, 0, "expected a list"),
-    ("a huge shape", {"a": entry("U8", (1 << 60,), (0, 1 << 60))}, 4, "'a' ends at"),
+    ("a huge shape", {"a": entry("U8", (1 << 60,), (0, 1 << 60))}, 4, '"a" ends at'),
     ("a part of a byte", {"a": entry("F4", (3,), (0, 1))}, 1, "expected 1.5 bytes"),
     ("metadata that is no object", {"__metadata__": 3}, 0, "__metadata__"),
     ("metadata of numbers", {"__metadata__": {"a": 3}}, 0, "__metadata__"),
@@ -147,7 +147,7 @@ def test_dtypes_that_torch_has_not(tmp_path, load):
 def test_shapes_that_torch_cannot_have(tmp_path, load):
     path = written(tmp_path, {"a": entry(shape=(0, 1 << 63, 1 << 63), offsets=(0, 0))})
     assert theirs(path) is None
-    with pytest.raises(hbmfs.FormatError, match="'a' has the shape"):
+    with pytest.raises(hbmfs.FormatError, match='"a" has the shape'):
         load(path)
 
 
@@ -183,7 +183,7 @@ def mutated(random, whole):
             header[random.integers(len(header))] = random.integers(256)
     elif kind == 1:
         for _ in range(random.integers(1, 3)):
-            header[random.integers(len(header))] = random.choice(list(b'0123456789[]{},:"-.eFUI '))
+            header[random.integers(len(header))] = random.choice(list(b'0123456789[]{},:"-.eFUI \\ud'))
     elif kind == 2:
         parsed = json.loads(header)
         target = parsed[random.choice([name for name in parsed if name != "__metadata__"])]
@@ -250,6 +250,8 @@ def test_an_index_that_is_none(tmp_path, load, index):
 
 
 def test_an_index_that_lies(tmp_path, load):
+    with pytest.raises(hbmfs.FormatError, match="a name twice"):
+        load(model_with_index(tmp_path, b'{"weight_map":{"a":"one.safetensors","a":"two.safetensors"}}'))
     with pytest.raises(hbmfs.FormatError, match="no tensor 'b'"):
         load(model_with_index(tmp_path, {"weight_map": {"a": "one.safetensors", "b": "one.safetensors"}}))
     with pytest.raises(hbmfs.NotFoundError, match=r"two\.safetensors, though the index of its model says that 'a' is in it"):

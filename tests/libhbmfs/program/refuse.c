@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "program.h"
@@ -103,6 +104,30 @@ static void ranges(hbmfs_handle file, struct memory *m, int64_t size) {
     OK(hbmfs_wait(request, -1, NULL, &why));
 }
 
+static void headers(void) {
+    static const char file[] = "\x37\0\0\0\0\0\0\0{\"a\\\"\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]}}xy";
+    static const char want[] = "{\"size\":65,\"metadata\":{},\"tensors\":[[\"a\\\"\",\"U8\",[2],63,2]]}";
+    char table[sizeof want];
+    int64_t length;
+    int fd = memfd_create("x.safetensors", 0);
+    if (fd < 0 || write(fd, file, sizeof file - 1) != sizeof file - 1) DIE("no file");
+    OK(hbmfs_safetensors_header(fd, "x", NULL, 0, &length, &why));
+    if (length != sizeof want - 1) DIE("%ld bytes of table, want %zu", length, sizeof want - 1);
+    memset(table, '#', sizeof table);
+    OK(hbmfs_safetensors_header(fd, "x", table, length - 1, &length, &why));
+    if (table[0] != '#') DIE("it is written where there is no room");
+    OK(hbmfs_safetensors_header(fd, "x", table, sizeof table, &length, &why));
+    if (memcmp(table, want, length) || table[length] != '#') DIE("the table is %.*s", (int)length, table);
+    WANT(HBMFS_INVALID, hbmfs_safetensors_header(fd, NULL, table, sizeof table, &length, &why));
+    WANT(HBMFS_INVALID, hbmfs_safetensors_header(fd, "x", NULL, 1, &length, &why));
+    WANT(HBMFS_IO, hbmfs_safetensors_header(-1, "x", table, sizeof table, &length, &why));
+    if (ftruncate(fd, 64)) DIE("ftruncate");
+    hbmfs_failure said;
+    int32_t code = hbmfs_safetensors_header(fd, "x", table, sizeof table, &length, &said);
+    if (code != HBMFS_FORMAT || !strstr(said.text, "x is damaged or no safetensors file: tensor \"a")) DIE("%d: %s", code, said.text);
+    close(fd);
+}
+
 static void orders(void) {
     int64_t count, zero = 0, borders[] = {0, 2, 2, 7}, four = 4, starts[] = {1, 4}, each[2], there[4], documents[4];
     uint8_t goes_on[4], drawn[9];
@@ -165,6 +190,7 @@ int32_t batch_brought(const hbmfs_batch *batch, hbmfs_handle *request, hbmfs_fai
 void errors(const struct device *d, const char *path) {
     options(d);
     orders();
+    headers();
     hbmfs_handle reader = open_reader(d), file, other;
     WANT(HBMFS_NOT_FOUND, hbmfs_file_open(reader, "/nowhere/at/all", &file, &why));
     WANT(HBMFS_INVALID, hbmfs_file_open(reader, "/tmp", &file, &why));
