@@ -34,7 +34,7 @@ SBOM    = $(CACHE)/sbom
 SHARE   = $(DESTDIR)$(PREFIX)/share
 
 .DEFAULT_GOAL := help
-.PHONY: help go build lib demo test testreport test-programs test-peers test-minio test-cluster cluster-images test-gpu lint bench soak-handover soak-volume soak-random bench-remote install uninstall packages image chart dist clean
+.PHONY: help go build lib demo test testreport test-programs test-peers test-minio test-cluster cluster-images test-gpu lint bench bench-shards soak-handover soak-volume soak-random bench-remote install uninstall packages image chart dist clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -230,6 +230,11 @@ bench: build ## Measure the mount against direct reads and write docs/benchmarks
 	$(STATIC) -o $(CACHE)/bench ./tests/bench
 	$(STATIC) -o $(CACHE)/loopback ./tests/bench/loopback
 	$(CACHE)/bench --hbmfs bin/hbmfs --loopback $(CACHE)/loopback --docs docs $(BENCHFLAGS)
+
+bench-shards: build lib ## Measure random batches of many shards on the host beside np.memmap, a DataLoader, MosaicML Streaming and LitData (15 minutes)
+	@tools/need.sh fuse python
+	@tests/venv.sh $(PEERS) $(VENV)
+	HBMFS_LIBRARY=$(abspath bin/libhbmfs.so) PYTHONPATH=python $(PEERS)/bin/python -W ignore tests/bench/shards.py bin/hbmfs $(BENCHFLAGS)
 
 soak-handover: build ## Replace daemons under readers, 200 times with 1,000 files, 20 times with 100,000, and kill them, and keepers, while they take over (12 minutes)
 	@tools/need.sh fuse python

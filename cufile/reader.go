@@ -47,7 +47,7 @@ type Options struct {
 
 	// Descriptors bounds the backing files of mounts that are kept open, 0 means a quarter of RLIMIT_NOFILE, at most
 	// 16,384, and for a GPU a 16th of a limit up to 4,096. For a GPU each may have two descriptors, the second one with O_DIRECT. Shards are opened to be registered
-	// with the GPU; rows of registered shards need no descriptor. Elsewhere a random batch of more shards opens and closes
+	// with the GPU, or mapped on the host; rows of these need no descriptor. Elsewhere a random batch of more shards opens and closes
 	// files, which takes milliseconds. Readers of one process leave half of its descriptors to its other files.
 	Descriptors int
 

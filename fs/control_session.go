@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -204,9 +205,23 @@ func (s *session) handle(ctx context.Context, h control.Header, payload []byte, 
 	if (s.usage == nil) != (h.Type == control.TypeHello) { // HELLO comes first, and once
 		return errProtocol
 	}
-	switch h.Type {
-	case control.TypeHello:
+	if h.Type == control.TypeHello {
 		return s.hello(payload, a)
+	}
+	said := payload
+	if h.Type == control.TypeRedeem || h.Type == control.TypeName { // a ticket is another each time
+		said = payload[min(len(payload), len(control.Redeem{}.Ticket)):]
+	}
+	end, err := s.mount.Task(s.peer.uid, "frame "+strconv.Itoa(int(h.Type)), said)
+	if err != nil {
+		return &control.Refusal{Errno: syscall.EIO, Text: err.Error()}
+	}
+	defer end()
+	return s.answer(ctx, h, payload, a)
+}
+
+func (s *session) answer(ctx context.Context, h control.Header, payload []byte, a *answer) error {
+	switch h.Type {
 	case control.TypeRedeem:
 		return s.traced(ctx, "REDEEM", a, func(ctx context.Context) error { return s.redeem(ctx, h.ID, payload, a) })
 	case control.TypeName:

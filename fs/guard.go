@@ -1,7 +1,10 @@
 package fs
 
 import (
+	"fmt"
+
 	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/internal/handover"
 )
@@ -28,6 +31,20 @@ func (g *guard) begin(h *fuse.InHeader) (mark handover.Mark, ok bool) {
 		g.mount.log.Error("a request is refused with EIO: two daemons have crashed while they handled it", "opcode", h.Opcode, "node", h.NodeId, "uid", h.Uid, "pid", h.Pid)
 	}
 	return mark, ok
+}
+
+// Task marks work of a user that the next daemon begins again, where the kernel does not ask for it: see [handover.Suspects.BeginTask]. The error
+// says that two daemons have crashed in it.
+func (m *Mount) Task(uid uint32, kind string, what []byte) (end func(), err error) {
+	if m == nil || m.suspects == nil {
+		return func() {}, nil
+	}
+	mark, ok := m.suspects.BeginTask(uid, kind, what)
+	if !ok {
+		m.log.Error("work is refused: two daemons have crashed while they did it", "work", kind, "uid", uid)
+		return nil, fmt.Errorf("two daemons have crashed in it, and no other tries until hbmfs is upgraded or mounted anew: the log says why they crashed: %w", unix.EIO)
+	}
+	return func() { m.suspects.End(mark) }, nil
 }
 
 // do handles a request that is not refused.
@@ -134,6 +151,11 @@ func (g *guard) Lseek(c <-chan struct{}, h *fuse.LseekIn, out *fuse.LseekOut) fu
 // Ioctl implements [fuse.RawFileSystem].
 func (g *guard) Ioctl(c <-chan struct{}, h *fuse.IoctlIn, in []byte, out *fuse.IoctlOut, buf []byte) fuse.Status {
 	return g.do(&h.InHeader, func() fuse.Status { return g.RawFileSystem.Ioctl(c, h, in, out, buf) })
+}
+
+// Flush implements [fuse.RawFileSystem].
+func (g *guard) Flush(c <-chan struct{}, h *fuse.FlushIn) fuse.Status {
+	return g.do(&h.InHeader, func() fuse.Status { return g.RawFileSystem.Flush(c, h) })
 }
 
 // Fsync implements [fuse.RawFileSystem].

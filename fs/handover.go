@@ -311,11 +311,15 @@ func (m *Mount) takeOver(ctx context.Context) error {
 	if !m.handles.claim(death.PID) {
 		return life.Taken()
 	}
+	life.Secure(m.log)
 	if err := errors.Join(replay(), m.journal.Cut()); err != nil {
 		return err
 	}
 	if err := m.adoptSuspects(); err != nil {
 		return err
+	}
+	if death.How == "upgrade" {
+		m.suspects.Pardon()
 	}
 	if m.server, err = m.adoptServer(device, s.Init); err != nil {
 		return fmt.Errorf("go on with the mount at %s: %w", m.point, err)

@@ -10,46 +10,52 @@ import (
 // Shards that are missing, and files that look like shards and are in no set with them, make a stream that is shorter than it looks. Names
 // tell of both, whatever the format: shards of a set are numbered, and differ in their digits only.
 
-// numbered is a name of a shard with its place: STEM, a number, and the end, which may say how many there are.
-type numbered struct {
-	stem, end string
-	of        string // the count, "" where the name has none
-	number    int64
+// label is a base name as shards differ in it.
+type label struct {
+	alike   string   // the name with its numbers replaced, so that the shards of a set have one
+	numbers []int64  // in the order of the name; the last one is counted where there is a count
+	before  []string // what is before each number
+	count   int64    // such as 5 in -of-00005, -1 for none
 }
 
-// parseNumbered finds the number of a shard in its base name: before -of-COUNT, or before the extension.
-func parseNumbered(base string) (n numbered, ok bool) {
-	rest := base
-	if i := strings.Index(base, "-of-"); i >= 0 {
-		count := base[i+len("-of-"):]
-		width := len(count) - len(strings.TrimLeft(count, "0123456789"))
-		if n.of = count[:width]; width > 0 {
-			rest, n.end = base[:i], count[width:]
+// labelOf finds the numbers in a base name. Those before a count are all that are looked at, and a hash of Hugging Face's behind it is left out.
+func labelOf(base string) label {
+	l := label{count: -1}
+	stem, end := base, ""
+	for _, of := range []string{"-of-", "_of_"} {
+		i := strings.Index(base, of)
+		if i < 1 || !isDigit(base[i-1]) {
+			continue
 		}
-	}
-	if n.of == "" {
-		for i := strings.IndexByte(base, '.'); i >= 0; i = next(base, i) {
-			if i > 0 && isDigit(base[i-1]) && (i+1 == len(base) || !isDigit(base[i+1])) {
-				rest, n.end = base[:i], base[i:]
-				break
+		tail := strings.TrimLeft(base[i+len(of):], "0123456789")
+		count := base[i+len(of) : len(base)-len(tail)]
+		if n, err := strconv.ParseInt(count, 10, 64); err == nil && n > 0 {
+			hash, extension, _ := strings.Cut(tail, ".")
+			if len(hash) == 17 && hash[0] == '-' && strings.Trim(hash[1:], "0123456789abcdef") == "" {
+				tail = "." + extension
 			}
-		}
-		if n.end == "" {
-			return n, false
+			l.count, stem, end = n, base[:i], of+count+tail
+			break
 		}
 	}
-	n.stem = strings.TrimRight(rest, "0123456789")
-	var err error
-	n.number, err = strconv.ParseInt(rest[len(n.stem):], 10, 64)
-	return n, err == nil
-}
-
-// next gives the next dot of a name after i, -1 for none.
-func next(base string, i int) int {
-	if j := strings.IndexByte(base[i+1:], '.'); j >= 0 {
-		return i + 1 + j
+	var alike strings.Builder
+	for i := 0; i < len(stem); {
+		digits := len(stem[i:]) - len(strings.TrimLeft(stem[i:], "0123456789"))
+		if digits == 0 {
+			alike.WriteByte(stem[i])
+			i++
+			continue
+		}
+		if n, err := strconv.ParseInt(stem[i:i+digits], 10, 64); err == nil {
+			l.numbers, l.before = append(l.numbers, n), append(l.before, stem[:i])
+			alike.WriteByte('0')
+		} else {
+			alike.WriteString(stem[i : i+digits])
+		}
+		i += digits
 	}
-	return -1
+	l.alike = alike.String() + end
+	return l
 }
 
 func isDigit(c byte) bool { return c >= '0' && c <= '9' }
@@ -61,10 +67,19 @@ func shardsAreNamed(s *Set) bool {
 	})
 }
 
+// numbered is an object with its label.
+type numbered struct {
+	object *Object
+	label
+}
+
 // complete reports, for all sets, numbers that are missing and files that are in no set with those that are named alike.
 func (x *indexer) complete() {
-	type place struct{ dir, name string }
-	of := func(o *Object) place { return place{dirOf(o.Name), familyOf(baseOf(o.Name))} }
+	type place struct{ dir, alike string }
+	of := func(o *Object) (place, label) {
+		l := labelOf(baseOf(o.Name))
+		return place{dirOf(o.Name), l.alike}, l
+	}
 	sets := map[place]*Set{} // the one with the most shards of that name
 	most := map[*Set]map[place]int{}
 	inSet, named := map[*Object]*Set{}, map[*Set]bool{}
@@ -75,7 +90,7 @@ func (x *indexer) complete() {
 			for _, o := range h.Objects {
 				inSet[o] = s
 			}
-			if at := of(h.Objects[0]); h.Name == h.Objects[0].Name {
+			if at, _ := of(h.Objects[0]); h.Name == h.Objects[0].Name {
 				most[s][at]++
 				if first := sets[at]; first == nil || most[s][at] > most[first][at] {
 					sets[at] = s
@@ -83,9 +98,9 @@ func (x *indexer) complete() {
 			}
 		}
 	}
-	runs, order := map[place][]*Object{}, []place(nil)
+	runs, order := map[place][]numbered{}, []place(nil)
 	for _, o := range x.volume.Objects {
-		at := of(o)
+		at, l := of(o)
 		s := sets[at]
 		if s == nil || named[s] {
 			continue
@@ -96,72 +111,66 @@ func (x *indexer) complete() {
 		case other != nil && other != s && other.Split == s.Split:
 			x.volume.problem(o, 0, "it is in another set (%s, %s) than most files that are named alike (%s, %s): no view has them all", other.Format, other.DType, s.Format, s.DType)
 		}
-		n, ok := parseNumbered(baseOf(o.Name))
-		if !ok {
-			continue
+		if runs[at] == nil {
+			order = append(order, at)
 		}
-		run := place{at.dir, n.stem + "\x00" + n.of + "\x00" + n.end}
-		if runs[run] == nil {
-			order = append(order, run)
-		}
-		runs[run] = append(runs[run], o)
+		runs[at] = append(runs[at], numbered{o, l})
 	}
-	for _, run := range order {
-		x.gaps(runs[run])
+	for _, at := range order {
+		x.gaps(runs[at], 0)
 	}
 }
 
-// gaps reports the numbers that are missing among files that differ in one number only.
-func (x *indexer) gaps(objects []*Object) {
-	first, _ := parseNumbered(baseOf(objects[0].Name))
-	var numbers []int64
-	for _, o := range objects {
-		n, _ := parseNumbered(baseOf(o.Name))
-		numbers = append(numbers, n.number)
-	}
-	slices.Sort(numbers)
-	numbers = slices.Compact(numbers)
-	low, high := numbers[0], numbers[len(numbers)-1]
-	count, err := strconv.ParseInt(first.of, 10, 64)
-	if err != nil || count <= 0 { // no count, so the first number says where it begins, unless that is 0 or 1 by all appearance
-		if missing := high - min(low, 1) + 1 - int64(len(numbers)); missing > 0 && missing < int64(len(numbers)) {
-			x.lacks(objects[0], numbers, min(low, 1), high)
-		}
+// gaps reports the numbers that are missing among files that are named alike, and whose numbers before number k are the same.
+func (x *indexer) gaps(files []numbered, k int) {
+	if k == len(files[0].numbers) {
 		return
 	}
-	switch {
-	case low > 0 && high < count: // it may count from 0 or from 1
-		if have := int64(len(numbers)); have < count {
-			x.volume.problem(objects[0], 0, "%d of the %d files are here that its name tells of", have, count)
+	numbers, groups := grouped(files, func(n numbered) int64 { return n.numbers[k] })
+	slices.Sort(numbers)
+	first, low, high, have := &files[0], numbers[0], numbers[len(numbers)-1], int64(len(numbers))
+	if count := first.count; count < 0 || k < len(first.numbers)-1 {
+		// Without a count the first number says where it begins, unless that is 0 or 1 by all appearance.
+		if missing := high - min(low, 1) + 1 - have; missing > 0 && missing < have {
+			x.lacks(first, k, numbers, min(low, 1), high)
 		}
-	case low == 0 && high == count: // as GPT-NeoX names pieces
-		x.lacks(objects[0], numbers, 0, count)
-	case low == 0:
-		x.lacks(objects[0], numbers, 0, max(high, count-1))
-	default:
-		x.lacks(objects[0], numbers, 1, max(high, count))
+	} else {
+		switch {
+		case low > 0 && high < count: // it may count from 0 or from 1
+			if have < count {
+				x.volume.problem(first.object, 0, "%d of the %d files are here that its name tells of", have, count)
+			}
+		case low == 0 && high == count: // as GPT-NeoX names pieces
+			x.lacks(first, k, numbers, 0, count)
+		case low == 0:
+			x.lacks(first, k, numbers, 0, max(high, count-1))
+		default:
+			x.lacks(first, k, numbers, 1, max(high, count))
+		}
+	}
+	for _, group := range groups {
+		x.gaps(group, k+1)
 	}
 }
 
 // mostGaps bounds the numbers that are named.
 const mostGaps = 5
 
-// lacks reports the numbers from low to high that are not in a sorted list.
-func (x *indexer) lacks(o *Object, numbers []int64, low, high int64) {
-	n, _ := parseNumbered(baseOf(o.Name))
+// lacks reports the numbers from low to high that are not in a sorted list of the numbers k of files.
+func (x *indexer) lacks(first *numbered, k int, numbers []int64, low, high int64) {
 	var gaps []string
 	missing := high - low + 1 - int64(len(numbers))
+	if missing <= 0 {
+		return
+	}
 	for at := low; at <= high && len(gaps) < mostGaps && int64(len(gaps)) < missing; at++ {
 		if _, found := slices.BinarySearch(numbers, at); !found {
 			gaps = append(gaps, fmt.Sprint(at))
 		}
 	}
-	if missing <= 0 {
-		return
-	}
 	more := ""
 	if missing > int64(len(gaps)) {
 		more = fmt.Sprintf(" and %d more", missing-int64(len(gaps)))
 	}
-	x.volume.problem(o, 0, "files %s%s are missing beside it, between %d and %d of %q", strings.Join(gaps, ", "), more, low, high, n.stem)
+	x.volume.problem(first.object, 0, "files %s%s are missing beside it, between %d and %d of %q", strings.Join(gaps, ", "), more, low, high, first.before[k])
 }

@@ -65,6 +65,148 @@ func TestEachGapInEachFormat(t *testing.T) {
 	}
 }
 
+// copies makes five shards of each format whose shards have several objects, as the format names them. Some are named by what the format's writer
+// calls them, with the number at the beginning or in the middle.
+func copies(t *testing.T) map[string]func(number int) files {
+	t.Helper()
+	of := func(dataset, stem string, pattern string) func(int) files {
+		f := golden(t, dataset)
+		return func(number int) files {
+			out := files{}
+			for name, data := range f {
+				if end, ok := strings.CutPrefix(name, stem); ok {
+					out[fmt.Sprintf(pattern, number)+end] = data
+				}
+			}
+			if len(out) == 0 {
+				t.Fatalf("%s has no shard %s", dataset, stem)
+			}
+			return out
+		}
+	}
+	return map[string]func(int) files{
+		"datatrove":         of("datatrove", "00000_unshuffled.ds", "%05d_unshuffled.ds"),
+		"olmo":              of("olmo", "part-0-00000.", "part-0-%05d."),
+		"olmo's processes":  of("olmo", "part-0-00000.", "part-%d-00000."),
+		"megatron":          of("megatron", "corpus_text_document.", "corpus_%02d_text_document."),
+		"megatron, counted": of("megatron", "corpus_text_document.", "corpus-%05d-of-00005_text_document."),
+		"fairseq":           of("fairseq", "train.", "train%d."),
+		"webdataset":        of("webdataset", "shard-000000", "shard-%06d"),
+		"Spark's parquet":   of("parquet-plain", "part-0", "part-%05d-0a1b2c3d-7e8f-4a5b-9c0d-112233445566-c000"),
+		"FineWeb's parquet": of("parquet-plain", "part-0", "%03d_00000"),
+		"parquet, counted":  of("parquet-plain", "part-0", "train_%d_of_5"),
+		"Hugging Face's":    of("parquet-plain", "part-0", "train-%05d-of-00005"),
+		"Automodel":         of("automodel-u16", "shard_000000", "shard_%06d"),
+		"GGUF": func(n int) files {
+			return files{fmt.Sprintf("m-%05d-of-00005.gguf", n): gguf(3, []string{"a"}, []string{"t"})}
+		},
+		"safetensors, loose": of("safetensors", "model", "model-%05d-of-00005"),
+	}
+}
+
+// TestEachMissingShard leaves each of five shards out, and each object of each: the data alone, and what lies beside it alone.
+func TestEachMissingShard(t *testing.T) {
+	for what, shard := range copies(t) {
+		for first := range 2 {
+			all := files{}
+			for i := first; i < first+5; i++ {
+				maps.Copy(all, shard(i))
+			}
+			whole := index(t, all)
+			for _, s := range whole.Sets {
+				if err := s.Check(t.Context(), nil); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if p := whole.Problems(); len(p) > 0 || len(whole.Sets) != 1 {
+				t.Fatalf("%s from %d: the whole has %d sets, problems %v", what, first, len(whole.Sets), p)
+			}
+			for i := first; i < first+5; i++ {
+				lone := slices.Sorted(maps.Keys(shard(i)))
+				for _, without := range append([][]string{lone}, each(lone)...) {
+					f := maps.Clone(all)
+					for _, name := range without {
+						delete(f, name)
+					}
+					v := index(t, f)
+					for _, s := range v.Sets {
+						if err := s.Check(t.Context(), nil); err != nil {
+							t.Fatal(err)
+						}
+					}
+					counted := strings.Contains(lone[0], "of")
+					// Without a count, the last number may be any, and the first 0 or 1.
+					invisible := len(without) == len(lone) && !counted && (i == first+4 || i == 0)
+					found := len(v.Problems()) > 0
+					if invisible && found || !invisible && !found && (whole.Sets[0].Tokens() < 0 || v.Sets[0].Tokens() != whole.Sets[0].Tokens()) {
+						t.Errorf("%s from %d without %v: %d of %d tokens, problems %v", what, first, without, v.Sets[0].Tokens(), whole.Sets[0].Tokens(), v.Problems())
+					}
+				}
+			}
+		}
+	}
+}
+
+func each(names []string) (out [][]string) {
+	for _, name := range names {
+		out = append(out, []string{name})
+	}
+	return out
+}
+
+// TestIndexedShards leaves each shard out of the golden datasets whose index names them all.
+func TestIndexedShards(t *testing.T) {
+	tried := 0
+	for _, dataset := range []string{"mds", "mds-bytes", "mds-multi", "mds-split", "mds-zstd", "litdata", "litdata-tokens", "litdata-arrow", "litdata-zstd", "safetensors-sharded", "megatron-pieces"} {
+		all := golden(t, dataset)
+		for name := range all {
+			if strings.HasSuffix(name, "index.json") || strings.HasSuffix(name, ".idx") {
+				continue
+			}
+			f := maps.Clone(all)
+			delete(f, name)
+			v := index(t, f)
+			for _, s := range v.Sets {
+				if err := s.Check(t.Context(), nil); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if tried++; len(v.Problems()) == 0 {
+				t.Errorf("%s without %s: nothing is said", dataset, name)
+			}
+			for _, view := range v.Views {
+				if view.Path != "tokens.npy" {
+					continue
+				}
+				if _, err := view.File(t.Context()); err == nil {
+					t.Errorf("%s without %s: it shows tokens.npy", dataset, name)
+				}
+			}
+		}
+	}
+	if tried < 20 {
+		t.Errorf("%d shards were left out", tried)
+	}
+}
+
+// TestHashesInNames has names of Hugging Face's, each with a hash of its own.
+func TestHashesInNames(t *testing.T) {
+	f := files{}
+	for i := range 3 {
+		f[fmt.Sprintf("train-%05d-of-00003-%016x.parquet", i, 0x6f3344faa23e9b0a+uint64(i)<<60)] = parquetFixture(t, "plain")
+	}
+	if p := index(t, f).Problems(); len(p) > 0 {
+		t.Errorf("the whole: %v", p)
+	}
+	for name := range f {
+		less := maps.Clone(f)
+		delete(less, name)
+		if p := index(t, less).Problems(); len(p) != 1 {
+			t.Errorf("without %s: %v", name, p)
+		}
+	}
+}
+
 // TestSiblingsOutsideTheSet has one array that NumPy could not concatenate with the others.
 func TestSiblingsOutsideTheSet(t *testing.T) {
 	plain := append(NPYHeader(U16, 100), make([]byte, 200)...)
@@ -79,6 +221,10 @@ func TestSiblingsOutsideTheSet(t *testing.T) {
 		v := index(t, files{"a_000.npy": plain, "a_001.npy": plain, "a_002.npy": odd, "a_003.npy": plain, "b.npy": odd})
 		if !slices.ContainsFunc(v.Problems(), func(p Problem) bool { return p.Object == "a_002.npy" }) {
 			t.Errorf("%s: nothing is said of it: %v", what, v.Problems())
+		}
+		v2 := index(t, files{"a_8.npy": plain, "a_9.npy": plain, "a_10.npy": odd, "a_11.npy": plain})
+		if !slices.ContainsFunc(v2.Problems(), func(p Problem) bool { return p.Object == "a_10.npy" }) {
+			t.Errorf("%s: nothing is said of a number with more digits: %v", what, v2.Problems())
 		}
 		if slices.ContainsFunc(v.Problems(), func(p Problem) bool { return p.Object == "b.npy" && what != "another format" }) {
 			t.Errorf("%s: a file of another name is reported: %v", what, v.Problems())
@@ -96,6 +242,8 @@ func TestNumbersThatAreNone(t *testing.T) {
 		{"x-99999999999999999999-of-5.npy"},
 		{"x-00001-of-99999999999999999999.npy", "x-00002-of-99999999999999999999.npy"},
 		{"-of-.npy"},
+		{"a-2024-01-03.npy", "a-2024-01-04.npy", "a-2024-01-08.npy"},
+		{"CC-MAIN-2023-06_0000.npy", "CC-MAIN-2023-14_0000.npy", "CC-MAIN-2024-10_0000.npy"},
 	} {
 		f := files{}
 		for _, name := range names {

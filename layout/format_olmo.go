@@ -82,7 +82,7 @@ func (d *directory) guessTokens(ctx context.Context, o *Object) tokenGuess {
 func (d *directory) withoutSidecar(ctx context.Context, parts []member) []member {
 	families, have := map[string]bool{}, map[*Object]bool{}
 	for _, m := range parts {
-		families[familyOf(m.object.Name)], have[m.object] = true, true
+		families[labelOf(baseOf(m.object.Name)).alike], have[m.object] = true, true
 	}
 	first := 0
 	if d.path != "" {
@@ -93,7 +93,7 @@ func (d *directory) withoutSidecar(ctx context.Context, parts []member) []member
 		if d.path != "" && !strings.HasPrefix(o.Name, d.path+"/") {
 			break
 		}
-		if dirOf(o.Name) == d.path && families[familyOf(o.Name)] && !have[o] && !d.claimed[i] && d.guessTokens(ctx, o).other == "" {
+		if dirOf(o.Name) == d.path && families[labelOf(baseOf(o.Name)).alike] && !have[o] && !d.claimed[i] && d.guessTokens(ctx, o).other == "" {
 			parts = append(parts, member{o, olmoPart{data: o}})
 		}
 	}

@@ -55,7 +55,7 @@ func tokensAssemble(ctx context.Context, d *directory, members []member) {
 func (d *directory) tokenFiles(members []member, told map[*Object]DType) []member {
 	families := map[string][]DType{}
 	for _, m := range members {
-		dtype, family := m.head.(tokenGuess).dtype, familyOf(m.object.Name)
+		dtype, family := m.head.(tokenGuess).dtype, labelOf(baseOf(m.object.Name)).alike
 		if dtype != DTypeUnknown && !slices.Contains(families[family], dtype) {
 			families[family] = append(families[family], dtype)
 		}
@@ -63,7 +63,7 @@ func (d *directory) tokenFiles(members []member, told map[*Object]DType) []membe
 	var out []member
 	for _, m := range members {
 		guess := m.head.(tokenGuess)
-		family := families[familyOf(m.object.Name)]
+		family := families[labelOf(baseOf(m.object.Name)).alike]
 		why := ""
 		switch {
 		case d.opt.DType == DTypeUnknown && told[m.object] != DTypeUnknown:
@@ -118,16 +118,6 @@ func (d *directory) manifested(ctx context.Context) map[*Object]DType {
 		}
 	}
 	return told
-}
-
-// familyOf returns a name with every digit replaced, so that the shards of a dataset have one.
-func familyOf(name string) string {
-	return strings.Map(func(r rune) rune {
-		if r >= '0' && r <= '9' {
-			return '0'
-		}
-		return r
-	}, name)
 }
 
 // tokensShard makes a shard of a file that is tokens from its first byte to its last.

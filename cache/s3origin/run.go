@@ -67,7 +67,8 @@ func isComplete(name string, runs, whole map[string]bool) bool {
 }
 
 // whole leaves out the drained checkpoints that are not complete, and those that lack objects of their manifests or have others. It names the latter.
-func (o *Origin) whole(ctx context.Context, objects []*layout.Object) (kept []*layout.Object, problems []layout.Problem, err error) {
+// empty are the empty directories of the others.
+func (o *Origin) whole(ctx context.Context, objects []*layout.Object) (kept []*layout.Object, empty []string, problems []layout.Problem, err error) {
 	runs := map[string]bool{}
 	for _, obj := range objects {
 		if dir, base := path.Split(obj.Name); base == RunMark {
@@ -76,7 +77,7 @@ func (o *Origin) whole(ctx context.Context, objects []*layout.Object) (kept []*l
 	}
 	objects = complete(objects)
 	if len(runs) == 0 || o.Misfit == nil {
-		return objects, nil, nil
+		return objects, nil, nil, nil
 	}
 	sizes := make(map[string]int64, len(objects))
 	for _, obj := range objects {
@@ -89,14 +90,18 @@ func (o *Origin) whole(ctx context.Context, objects []*layout.Object) (kept []*l
 			manifests = append(manifests, obj)
 		}
 	}
-	whys, err := o.misfits(ctx, manifests, sizes)
+	dirs, whys, err := o.misfits(ctx, manifests, sizes)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	broken := map[string]bool{}
 	for i, why := range whys {
-		if why != "" {
-			dir := path.Dir(manifests[i].Name)
+		dir := path.Dir(manifests[i].Name)
+		if why == "" {
+			for _, name := range dirs[i] {
+				empty = append(empty, dir+"/"+name)
+			}
+		} else {
 			broken[dir+"/"] = true
 			problems = append(problems, layout.Problem{Object: dir, Detail: "the checkpoint is damaged, and is left out: " + why})
 		}
@@ -106,12 +111,12 @@ func (o *Origin) whole(ctx context.Context, objects []*layout.Object) (kept []*l
 			kept = append(kept, obj)
 		}
 	}
-	return kept, problems, nil
+	return kept, empty, problems, nil
 }
 
-// misfits compares checkpoints with their manifests, and says of each what does not fit.
-func (o *Origin) misfits(ctx context.Context, manifests []*layout.Object, sizes map[string]int64) (whys []string, err error) {
-	whys = make([]string, len(manifests))
+// misfits compares checkpoints with their manifests, and says of each which directories are empty, or what does not fit.
+func (o *Origin) misfits(ctx context.Context, manifests []*layout.Object, sizes map[string]int64) (empty [][]string, whys []string, err error) {
+	empty, whys = make([][]string, len(manifests)), make([]string, len(manifests))
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(4) // each has a manifest in memory
 	for i, m := range manifests {
@@ -129,11 +134,11 @@ func (o *Origin) misfits(ctx context.Context, manifests []*layout.Object, sizes 
 				return fmt.Errorf("read %q: %w", m.Name, err)
 			}
 			dir := path.Dir(m.Name) + "/"
-			whys[i] = o.Misfit(text, func(name string) (int64, bool) { n, ok := sizes[dir+name]; return n, ok })
+			empty[i], whys[i] = o.Misfit(text, func(name string) (int64, bool) { n, ok := sizes[dir+name]; return n, ok })
 			return nil
 		})
 	}
-	return whys, g.Wait()
+	return empty, whys, g.Wait()
 }
 
 // inAny tells whether a name lies below one of these directories.

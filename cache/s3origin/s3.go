@@ -40,8 +40,8 @@ type Origin struct {
 	rotation  rotation
 
 	// Misfit compares a drained checkpoint's manifest with the listing, of which size gives the bytes of its files. It says what does not fit, ""
-	// for nothing. Such a checkpoint is left out. It is set before List; nil compares nothing.
-	Misfit func(manifest []byte, size func(name string) (bytes int64, there bool)) string
+	// for nothing. Such a checkpoint is left out. Empty directories are in the manifest alone. It is set before List; nil compares nothing.
+	Misfit func(manifest []byte, size func(name string) (bytes int64, there bool)) (empty []string, why string)
 }
 
 // Open makes an origin. Nothing is asked of the server yet.
@@ -254,7 +254,7 @@ func (o *Origin) List(ctx context.Context) (*cache.Listing, error) {
 		return nil, fmt.Errorf("list %s: %w", o, err)
 	}
 	listed := len(objects)
-	objects, problems, err := o.whole(ctx, objects)
+	objects, empty, problems, err := o.whole(ctx, objects)
 	if err != nil {
 		return nil, fmt.Errorf("list %s: %w", o, err)
 	}
@@ -264,7 +264,7 @@ func (o *Origin) List(ctx context.Context) (*cache.Listing, error) {
 	if len(objects) == 0 {
 		return nil, fmt.Errorf("list %s: no object is there: %w", o, fs.ErrNotExist)
 	}
-	l := cache.RemoteListing(objects)
+	l := cache.RemoteListing(objects, empty...)
 	l.Problems = append(l.Problems, problems...)
 	return l, nil
 }

@@ -29,14 +29,22 @@ func alike() *upstream {
 	return u
 }
 
-// filled fills a cache with objects of alike, and closes it.
-func filled(t *testing.T, dir string, u *upstream, opt Options) {
+// filled fills a cache with objects of alike, which may come as a whole, as decoded ones do, and closes it.
+func filled(t *testing.T, dir string, u *upstream, opt Options, whole bool) {
 	m := mount(t, dir, u, opt)
+	m.whole(whole)
 	for name := range u.data {
 		m.readAll(t, u, name)
 	}
 	until(t, "all is published", func() bool { s := m.Stats(); return s.Segments == len(u.data) && s.Filling == 0 })
 	m.close(t)
+}
+
+// whole says how objects come.
+func (m *mounted) whole(whole bool) {
+	for _, o := range m.objects {
+		o.Whole = whole
+	}
 }
 
 // fileOf is where the first segment of an object lies.
@@ -89,42 +97,47 @@ func readings(t *testing.T) map[string]func(m *mounted, o *layout.Object) []byte
 // TestSwappedSegments gives segments of one size each other's place. Verifying names each of them, and no way of reading serves one.
 func TestSwappedSegments(t *testing.T) {
 	for how, reading := range readings(t) {
-		t.Run(how, func(t *testing.T) {
-			u, dir, opt := alike(), t.TempDir(), Options{Segment: 2 * mib, Size: 1 << 30}
-			filled(t, dir, u, opt)
-			m := mount(t, dir, u, opt)
-			swap(t, m.fileOf("a"), m.fileOf("b"))
-			swap(t, m.fileOf(long+"a"), m.fileOf(long+"b"))
-			for _, deep := range []bool{false, true} {
-				damaged := 0
-				if err := m.Segments(t.Context(), deep, func(g Segment) error {
-					if g.Damage != "" {
-						damaged++
-					}
-					return nil
-				}); err != nil || damaged != len(u.data) {
-					t.Errorf("deep %v: %d of %d swapped segments are damaged, %v", deep, damaged, len(u.data), err)
-				}
+		for _, whole := range []bool{false, true} {
+			t.Run(fmt.Sprint(how, whole), func(t *testing.T) { swappedSegments(t, reading, whole) })
+		}
+	}
+}
+
+func swappedSegments(t *testing.T, reading func(m *mounted, o *layout.Object) []byte, whole bool) {
+	u, dir, opt := alike(), t.TempDir(), Options{Segment: 2 * mib, Size: 1 << 30}
+	filled(t, dir, u, opt, whole)
+	m := mount(t, dir, u, opt)
+	m.whole(whole)
+	swap(t, m.fileOf("a"), m.fileOf("b"))
+	swap(t, m.fileOf(long+"a"), m.fileOf(long+"b"))
+	for _, deep := range []bool{false, true} {
+		damaged := 0
+		if err := m.Segments(t.Context(), deep, func(g Segment) error {
+			if g.Damage != "" {
+				damaged++
 			}
-			for name, want := range u.data {
-				if got := reading(m, m.objects[name]); got != nil && string(got) != string(want) {
-					t.Errorf("the object %.9s... gives another's bytes", name)
-				}
-			}
-			for name := range u.data {
-				m.readAll(t, u, name)
-			}
-			if s := m.Stats(); s.Corrupt != int64(len(u.data)) {
-				t.Errorf("%d segments were found in another's place, %d are", s.Corrupt, len(u.data))
-			}
-		})
+			return nil
+		}); err != nil || damaged != len(u.data) {
+			t.Errorf("deep %v: %d of %d swapped segments are damaged, %v", deep, damaged, len(u.data), err)
+		}
+	}
+	for name, want := range u.data {
+		if got := reading(m, m.objects[name]); got != nil && string(got) != string(want) {
+			t.Errorf("the object %.9s... gives another's bytes", name)
+		}
+	}
+	for name := range u.data {
+		m.readAll(t, u, name)
+	}
+	if s := m.Stats(); s.Corrupt != int64(len(u.data)) {
+		t.Errorf("%d segments were found in another's place, %d are", s.Corrupt, len(u.data))
 	}
 }
 
 // TestScrubFindsSwapped scrubs until both swapped segments are gone.
 func TestScrubFindsSwapped(t *testing.T) {
 	u, dir, opt := newUpstream(mib, mib), t.TempDir(), Options{Segment: 2 * mib, Size: 1 << 30}
-	filled(t, dir, u, opt)
+	filled(t, dir, u, opt, false)
 	m := mount(t, dir, u, opt)
 	swap(t, m.fileOf("0"), m.fileOf("1"))
 	ctx, cancel := context.WithCancel(t.Context())
@@ -139,7 +152,7 @@ func TestScrubFindsSwapped(t *testing.T) {
 func TestForeignSegmentIsThere(t *testing.T) {
 	u, opt := newUpstream(mib, mib), Options{Segment: 2 * mib, Size: 1 << 30}
 	from, to := t.TempDir(), t.TempDir()
-	filled(t, from, u, opt)
+	filled(t, from, u, opt, false)
 	other := mount(t, from, u, opt)
 	m := mount(t, to, u, opt)
 	gate := make(chan struct{})

@@ -17,6 +17,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/progress"
 	"github.com/hbmfs/hbmfs/internal/size"
 	"github.com/hbmfs/hbmfs/internal/top"
+	"github.com/hbmfs/hbmfs/internal/usage"
 )
 
 // checkpointCommand is one of the commands below hbmfs checkpoint.
@@ -43,8 +44,8 @@ func (c *checkpointCommand) bind(cmd *cobra.Command, args cobra.PositionalArgs, 
 }
 
 func newCheckpointListCommand() *cobra.Command {
-	c := &checkpointCommand{}
-	return c.bind(&cobra.Command{
+	c, patience := &checkpointCommand{}, time.Duration(0)
+	cmd := c.bind(&cobra.Command{
 		Use:   "ls DIR|s3://BUCKET/RUN",
 		Short: "List the checkpoints in a directory, and what is in the works",
 		Long: `List the checkpoints in DIR, or at the destination of a drain, by their names, numbers in them by value. STATE is one of:
@@ -58,8 +59,11 @@ PART is counted from 1, where nodes keep parts of a checkpoint on disks of their
 		Example: "  hbmfs checkpoint ls /nvme/ckpt\n  hbmfs checkpoint ls s3://models/run-1\n  hbmfs checkpoint ls --json /nvme/ckpt | jq -r '.checkpoints[] | select(.state == \"complete\").path'",
 	}, exactArgs(1), func(ctx context.Context, paths []string) error {
 		list := func() ([]checkpoint.Entry, error) { return checkpoint.List(paths[0]) }
+		if patience <= 0 {
+			return usage.Errorf("--patience %v: want a time such as 30s", patience)
+		}
 		if dataset.IsRemote(paths[0]) {
-			list = func() ([]checkpoint.Entry, error) { return drain.List(ctx, paths[0]) }
+			list = func() ([]checkpoint.Entry, error) { return drain.List(ctx, paths[0], patience) }
 		}
 		all, err := list()
 		if err != nil {
@@ -77,6 +81,8 @@ PART is counted from 1, where nodes keep parts of a checkpoint on disks of their
 			}
 		})
 	})
+	cmd.Flags().DurationVar(&patience, "patience", 30*time.Second, "how long an s3:// destination may be silent")
+	return cmd
 }
 
 func newCheckpointVerifyCommand() *cobra.Command {

@@ -65,6 +65,7 @@ const packExample = `  hbmfs pack corpus/ out/
 type packFlags struct {
 	printer
 	options pack.Options
+	source  dataset.Options
 	part    string
 	join    bool
 }
@@ -119,6 +120,7 @@ func newPackCommand() *cobra.Command {
 	f.StringVar(&p.part, "part", "", "pack part `I/N` of the sources, with I from 0 to N-1, for --join")
 	f.BoolVar(&p.join, "join", false, "make one dataset, OUT, of the parts of all N; their options are those of the parts")
 	f.BoolVar(&o.Restart, "restart", false, "begin anew where an interrupted pack left its state")
+	addRequestFlags(f, &p.source)
 	f.DurationVar(&o.SaveEvery, "save-every", 20*time.Second, "how often to save the state with which an interrupted pack goes on")
 	p.takeJSON(cmd)
 	return cmd
@@ -152,7 +154,8 @@ func (p *packFlags) arrange(cmd *cobra.Command, args []string) error {
 
 func (p *packFlags) run(ctx context.Context) error {
 	o := p.options
-	datasets := &dataset.Many{Note: func(note string) { fmt.Fprintln(p.stderr, note) }}
+	ctx, why := p.source.UntilDark(ctx)
+	datasets := &dataset.Many{Options: p.source, Note: func(note string) { fmt.Fprintln(p.stderr, note) }}
 	defer func() { _ = datasets.Close() }() // all that was read has been read
 	o.Index, o.Objects = datasets.Index, datasets.Objects
 	bar := progress.New(p.stderr, "packing", -1, true)
@@ -168,7 +171,7 @@ func (p *packFlags) run(ctx context.Context) error {
 		fmt.Fprintln(p.stderr, kept.Kept())
 	}
 	if err != nil {
-		return err
+		return why(err)
 	}
 	warnPacked(p.stderr, &o, &result)
 	if result.Tokenizer == "" { // the source was a dataset

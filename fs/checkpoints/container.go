@@ -101,7 +101,7 @@ func (v *Volume) settled(name string) *draft {
 // abandon removes a draft whose container has ended. One that is just being published may become a checkpoint.
 func (d *draft) abandon(ctx context.Context) error {
 	for {
-		d.publishSaid(ctx) // its writers have ended, too
+		d.publishSaid(ctx, d.publishAlone) // its writers have ended, too
 		switch err := d.enter(open, dropped); {
 		case err == nil:
 			err = d.book.Drop()

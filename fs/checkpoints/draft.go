@@ -197,7 +197,12 @@ func (v *Volume) over(d *draft) {
 		v.room.drafts.Book(d.owner.UID, -1)
 	}
 	for _, n := range v.nodes {
-		if n.draft == d && n.lookups >= known/2 { // nobody knows how often the kernel was told of it
+		if n.draft != d {
+			continue
+		}
+		v.room.count(n, -1) // the kernel forgets it when it likes
+		n.counts = false
+		if n.lookups >= known/2 { // nobody knows how often the kernel was told of it
 			n.lookups = 0
 			v.mayGo(n)
 		}
@@ -232,7 +237,7 @@ func (d *draft) publish(ctx context.Context, name string) (err error) {
 	if err := d.rename(ctx, name, d.shown); err != nil {
 		return err
 	}
-	if err := d.book.PublishAll(ctx, checkpoint.SealOptions{Patience: patience, Sync: d.syncFile, Room: d.mayMake, Progress: func(done, total int64) {
+	if err := d.book.PublishAll(ctx, checkpoint.SealOptions{Patience: patience, Sync: d.syncFile, Mapped: d.mapped, Room: d.mayMake, Progress: func(done, total int64) {
 		d.total.Store(total)
 		d.sealed.Store(total)
 		d.done.Store(done)
@@ -368,7 +373,7 @@ func (d *draft) command(verb control.DraftVerb) (r control.DraftReply) {
 			d.v.mu.Lock()
 			name := d.name
 			d.v.mu.Unlock()
-			job.err = d.publish(ctx, name)
+			job.err = d.publishAlone(ctx, name)
 		}()
 	case verb == control.DraftCancel && d.job != nil:
 		d.job.cancel()

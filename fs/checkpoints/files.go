@@ -2,6 +2,7 @@ package checkpoints
 
 import (
 	"errors"
+	"os"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
@@ -85,6 +86,7 @@ func (v *Volume) opened(n *node, o *opening, h *fuse.InHeader, flags uint32, out
 	if n.written = n.written || o.made != found || writes(flags); n.written {
 		v.pin(n)
 	}
+	v.mayMap(n, flags)
 	fh, ok := uint64(0), false
 	book := func(id int32) {
 		if fh, ok = v.inner.Book(h, fs.Opened{Inode: n.ino, Backing: id}); ok {
@@ -120,6 +122,26 @@ func (v *Volume) opened(n *node, o *opening, h *fuse.InHeader, flags uint32, out
 		out.OpenFlags &^= fuse.FOPEN_NOFLUSH
 	}
 	return nil
+}
+
+// mayMap notes whether the program can map the file for writing, which takes a descriptor for reading and writing.
+func (v *Volume) mayMap(n *node, flags uint32) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	how := flags & unix.O_ACCMODE
+	n.mapped = n.mapped || how != unix.O_RDONLY && how != unix.O_WRONLY
+}
+
+// mapped tells whether a program could map a file of the draft for writing. Of files that were made past the mount nobody knows.
+func (d *draft) mapped(f *os.File) bool {
+	st, err := statx(int(f.Fd()), "")
+	if err != nil {
+		return true
+	}
+	d.v.mu.Lock()
+	defer d.v.mu.Unlock()
+	n := d.v.nodes[st.Ino]
+	return n == nil || n.draft != d || n.generation != generation(st) || n.mapped
 }
 
 func answer(out *fuse.OpenOut, fh uint64, backing int32) {

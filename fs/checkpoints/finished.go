@@ -117,19 +117,30 @@ func (v *Volume) goesOn(ctx context.Context, thread uint32) {
 	process := processOf(thread)
 	for _, d := range named {
 		if d.word.Latest == process {
-			d.publishSaid(ctx)
+			d.publishSaid(ctx, d.publish)
 		}
 	}
 }
 
 // publishSaid publishes a draft of which a framework has said that it is finished. Nobody waits for it; the status says why it was not.
-func (d *draft) publishSaid(ctx context.Context) {
+func (d *draft) publishSaid(ctx context.Context, publish func(ctx context.Context, name string) error) {
 	d.v.mu.Lock()
 	name, said := d.name, d.word != word{} && d.shown == d.name
 	d.v.mu.Unlock()
 	if said {
-		_ = d.publish(ctx, name)
+		_ = publish(ctx, name)
 	}
+}
+
+// publishAlone publishes where no request of the kernel waits for it.
+func (d *draft) publishAlone(ctx context.Context, name string) error {
+	end, err := d.v.inner.Task(d.owner.UID, "publish", []byte(name))
+	if err != nil {
+		d.v.unpublished(d, err)
+		return err
+	}
+	defer end()
+	return d.publish(ctx, name)
 }
 
 // writer is a process that has written to a draft.
@@ -162,6 +173,9 @@ func (d *draft) wrote(thread uint32) {
 	if d.writers == nil {
 		d.writers = map[writer]bool{}
 	}
+	if !d.writers[w] && len(d.writers) >= mostWriters {
+		w = writer{} // nobody watches more, nor keeps them in mind
+	}
 	d.threads[thread] = w
 	if !d.writers[w] && v.drafts[d.name] == d {
 		d.writers[w] = true
@@ -179,7 +193,7 @@ const (
 // follow waits for the end of a writer. The caller has mu.
 func (d *draft) follow(w writer) {
 	v := d.v
-	if w == (writer{}) || len(d.writers) > mostWriters {
+	if w == (writer{}) {
 		return // it stays among the writers
 	}
 	pidfd, err := unix.PidfdOpen(w.PID, unix.PIDFD_NONBLOCK)
@@ -220,7 +234,7 @@ func (d *draft) left(w writer) {
 	last := len(d.writers) == 0 && v.drafts[d.name] == d
 	v.mu.Unlock()
 	if last {
-		d.publishSaid(v.containers.ctx)
+		d.publishSaid(v.containers.ctx, d.publishAlone)
 	}
 }
 

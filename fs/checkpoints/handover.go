@@ -317,7 +317,7 @@ func (d *draft) find(in *node, dir int, at string) error {
 		if err != nil || !ordinary(st) {
 			continue
 		}
-		n := &node{ino: st.Ino, draft: d, parent: in, name: name, isDir: st.Mode&unix.S_IFMT == unix.S_IFDIR, file: -1, generation: generation(st), lookups: known}
+		n := &node{ino: st.Ino, draft: d, parent: in, name: name, isDir: st.Mode&unix.S_IFMT == unix.S_IFDIR, file: -1, generation: generation(st), lookups: known, mapped: true}
 		d.v.put(n)
 		if !n.isDir {
 			n.watchAgain(fd, d.owner.UID)

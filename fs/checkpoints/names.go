@@ -51,6 +51,14 @@ func (n *node) takes(name string, isDir bool, below int) error {
 	return err
 }
 
+// takesNew is takes for a name of something new.
+func (n *node) takesNew(name string, isDir bool) error {
+	if err := n.takes(name, isDir, 0); err != nil {
+		return err
+	}
+	return n.draft.moreNodes()
+}
+
 // takesTree is takes for what is renamed from another directory, with all below it.
 func (n *node) takesTree(from *node, at int, old, name string, st *unix.Statx_t) (err error) {
 	below, isDir := 0, st.Mode&unix.S_IFMT == unix.S_IFDIR
@@ -119,15 +127,23 @@ func (v *Volume) foundAt(in *node, at int, name string) (*node, *unix.Statx_t, e
 	if err != nil {
 		return nil, nil, err
 	}
-	return v.known(in, name, st)
+	return v.known(in, name, st, false)
 }
 
-// known makes the node of a file that was found at a name.
-func (v *Volume) known(in *node, name string, st *unix.Statx_t) (*node, *unix.Statx_t, error) {
+// known makes the node of a file that was found at a name, or was made there.
+func (v *Volume) known(in *node, name string, st *unix.Statx_t, made bool) (*node, *unix.Statx_t, error) {
 	if !ordinary(st) || unix.Mkdev(st.Dev_major, st.Dev_minor) != v.device { // made past the mount; publishing names it
 		return nil, nil, unix.ENOENT
 	}
-	return v.seen(in, name, st), st, nil
+	v.mu.Lock()
+	isNew := v.nodes[st.Ino] == nil
+	v.mu.Unlock()
+	if isNew && !made && in.draft != nil { // a file that the kernel had forgotten
+		if err := in.draft.moreNodes(); err != nil {
+			return nil, nil, err
+		}
+	}
+	return v.seen(in, name, st, made), st, nil
 }
 
 // create makes a file, and opens it.
@@ -144,7 +160,7 @@ func (v *Volume) create(in *node, name string, req *fuse.CreateIn, out *fuse.Cre
 		return nil, nil, err
 	}
 	defer end()
-	if err := in.takes(name, false, 0); err != nil {
+	if err := in.takesNew(name, false); err != nil {
 		return nil, nil, err
 	}
 	o := &opening{at: -1}
@@ -194,7 +210,7 @@ func (v *Volume) createAt(in *node, at int, name string, req *fuse.CreateIn, o *
 	if err != nil {
 		return nil, nil, err
 	}
-	return v.known(in, name, st)
+	return v.known(in, name, st, o.made != found)
 }
 
 // unmask gives what was just made the bits that this process's umask took. The kernel has applied the caller's umask.
@@ -220,7 +236,7 @@ func (v *Volume) mknod(in *node, name string, req *fuse.MknodIn) (*node, *unix.S
 		return nil, nil, err
 	}
 	defer end()
-	if err := in.takes(name, false, 0); err != nil {
+	if err := in.takesNew(name, false); err != nil {
 		return nil, nil, err
 	}
 	in.draft.names.RLock()
@@ -247,7 +263,7 @@ func (v *Volume) mkdir(in *node, name string, req *fuse.MkdirIn) (*node, *unix.S
 		return nil, nil, err
 	}
 	defer end()
-	if err := in.takes(name, true, 0); err != nil {
+	if err := in.takesNew(name, true); err != nil {
 		return nil, nil, err
 	}
 	in.draft.names.RLock()

@@ -25,6 +25,7 @@ type node struct {
 	parent  *node // nil for the draft itself
 	name    string
 	lookups uint64
+	counts  bool // for the share of its draft's user: see room.nodes
 	gone    bool   // it has no name any more
 	place   *place // of a directory that was used lately, or has lost its name:
 	held    bool   // then it counts for the user opener
@@ -35,6 +36,7 @@ type node struct {
 	opener  uint32 // the user whose share that counts for
 	waits   bool   // file is open for the second reason alone
 	written bool   // it may have bytes that are not on the disk
+	mapped  bool   // a program could map it for writing; nobody knows of a file that this daemon did not make
 	pinned  bool   // by the watch pinID: see pins.go
 	pinID   uint32
 	backing int32 // the kernel's number of it for passthrough, 0 for none
@@ -106,8 +108,8 @@ func (n *node) stat() (*unix.Statx_t, error) {
 	return statx(at.fd, "")
 }
 
-// seen returns the node of a file that was found at a name, and counts it as told.
-func (v *Volume) seen(in *node, name string, st *unix.Statx_t) *node {
+// seen returns the node of a file that was found at a name, or was made there, and counts it as told.
+func (v *Volume) seen(in *node, name string, st *unix.Statx_t, made bool) *node {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	n := v.nodes[st.Ino]
@@ -116,7 +118,7 @@ func (v *Volume) seen(in *node, name string, st *unix.Statx_t) *node {
 		if n != nil {
 			told = n.lookups // the kernel forgets by number
 		}
-		n = &node{ino: st.Ino, draft: in.draft, isDir: st.Mode&unix.S_IFMT == unix.S_IFDIR, file: -1, generation: generation(st), lookups: told}
+		n = &node{ino: st.Ino, draft: in.draft, isDir: st.Mode&unix.S_IFMT == unix.S_IFDIR, file: -1, generation: generation(st), lookups: told, mapped: !made}
 		v.put(n) // whoever has the older file open has its node
 	}
 	n.parent, n.name, n.gone = in, name, false
@@ -144,7 +146,7 @@ func (v *Volume) mayGo(n *node) {
 	if v.nodes[n.ino] == n {
 		delete(v.nodes, n.ino)
 		v.unplace(n)
-		n.draft.uncount()
+		n.uncount()
 	}
 }
 
@@ -154,18 +156,22 @@ func (v *Volume) put(n *node) {
 	v.nodes[n.ino] = n
 	if n.draft != nil {
 		n.draft.nodes++
+		n.counts = n.draft != v.side
+		v.room.count(n, 1)
 	}
 	if old != nil {
 		v.unplace(old)
-		old.draft.uncount()
+		old.uncount()
 	}
 }
 
 // uncount closes the directory of a draft that is over when nobody knows a file of it any more. The caller has mu.
-func (d *draft) uncount() {
+func (n *node) uncount() {
+	d := n.draft
 	if d == nil {
 		return
 	}
+	d.v.room.count(n, -1)
 	if d.nodes--; d.nodes == 0 {
 		d.detach()
 	}

@@ -16,6 +16,8 @@ type room struct {
 	seals  *shares.Shares // bytes of manifests that are being made
 	// Files that no program has open, and that may have bytes that are not on the disk. Beyond that, files are synced when they are closed.
 	waiting *shares.Shares
+	// Files and directories of drafts that the kernel knows: each takes some hundred bytes. A lone user has room for the largest checkpoint.
+	nodes *shares.Shares
 }
 
 func newRoom() room {
@@ -27,7 +29,24 @@ func newRoom() room {
 	drafts := min(mostDrafts, files/4/perDraft)
 	waiting := min(mostWaiting, files/4)
 	return room{drafts: shares.New(drafts, drafts/2, 1), files: shares.New(files/2, files/4, 16), seals: shares.New(mostSeals, mostSeals/2, 0),
-		waiting: shares.New(waiting, waiting/2, 0)}
+		waiting: shares.New(waiting, waiting/2, 0), nodes: shares.New(mostNodes, mostNodes/2, leastNodes)}
+}
+
+// count books a node that counts, or gives it back.
+func (r *room) count(n *node, by int64) {
+	if n.counts {
+		r.nodes.Book(n.draft.owner.UID, by)
+	}
+}
+
+// moreNodes refuses more files where the draft's user has as many as it may.
+func (d *draft) moreNodes() error {
+	uid, nodes := d.owner.UID, d.v.room.nodes
+	if d == d.v.side || nodes.Fit(uid, 1) {
+		return nil
+	}
+	d.v.refuse("a file in %s: user %d has %d files and directories in drafts, as many as it may now: publish or remove some", d.shown, uid, nodes.Of(uid))
+	return unix.EDQUOT
 }
 
 // Limits of what a volume keeps.
@@ -36,6 +55,8 @@ const (
 	perDraft    = 8    // descriptors
 	mostWaiting = 8192 // files
 	mostSeals   = 256 << 20
+	mostNodes   = 9 << 18 // of which a user gets half: the files of the largest manifest, and as many directories as an eighth of these
+	leastNodes  = 1 << 12
 	mostEntries = 1 << 20 // of listings: beyond that a directory is listed again for each part that is read
 )
 

@@ -207,7 +207,7 @@ func (v *Volume) End() {
 		v.opt.Log.Error("a draft stays until the next mount", "error", err)
 	}
 	for _, d := range all {
-		if d.publishSaid(context.Background()); d.isPublished() { // nobody writes to it any more
+		if d.publishSaid(context.Background(), d.publishAlone); d.isPublished() { // nobody writes to it any more
 			continue
 		}
 		v.opt.Log.Warn("a draft ends with the mount, unpublished", "draft", d.shown)
@@ -228,6 +228,9 @@ func (v *Volume) Published(name string) (id uint64, err error) {
 	}
 	return f.ID, err
 }
+
+// Drains marks that a checkpoint is being drained: see [fs.Mount.Task].
+func (v *Volume) Drains(name string) (end func(), err error) { return v.inner.Task(0, "drain", []byte(name)) }
 
 // Around implements [fs.Top].
 func (v *Volume) Around(inner *fs.Mount) fuse.RawFileSystem {

@@ -19,6 +19,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/internal/asuser"
 	"github.com/hbmfs/hbmfs/internal/checkpoint"
+	"github.com/hbmfs/hbmfs/internal/shares"
 )
 
 // newVolume opens a volume that nobody has mounted.
@@ -110,6 +111,73 @@ func TestPlacesAreBounded(t *testing.T) {
 	}
 	if len(v.placed) != 0 || openFiles(t) > before+8 { // those of the draft
 		t.Errorf("%d directories and %d files are open after the kernel has forgotten all", len(v.placed), openFiles(t)-before)
+	}
+}
+
+// TestFilesAreBounded: a user who makes files in drafts without end is refused, and others are served. What is removed, forgotten or published makes room.
+func TestFilesAreBounded(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: files have users")
+	}
+	const greedy, modest, each = 4711, 4712, 20
+	var log strings.Builder
+	v := newVolume(t, &log)
+	v.room.nodes = shares.New(8*each, each, 2)
+	begin := func(name string, uid uint32) *draft {
+		t.Helper()
+		d, err := v.begin(t.Context(), name, checkpoint.Owner{UID: uid, GID: uid, Mode: 0o755}, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	fill := func(d *draft, what string) (made []*node, err error) {
+		for i := range 3 * each {
+			req := fuse.MknodIn{InHeader: fuse.InHeader{Caller: fuse.Caller{Owner: fuse.Owner{Uid: d.owner.UID, Gid: d.owner.GID}}}, Mode: unix.S_IFREG | 0o644}
+			n, _, err := v.mknod(d.root, fmt.Sprint(what, i), &req)
+			if err != nil {
+				return made, err
+			}
+			made = append(made, n)
+		}
+		return made, nil
+	}
+	first, second := begin("first.tmp", greedy), begin("second.tmp", greedy)
+	made, err := fill(first, "a")
+	if !errors.Is(err, unix.EDQUOT) || len(made) != each-2 {
+		t.Fatalf("it makes %d files, and then: %v", len(made), err)
+	}
+	if _, err := fill(second, "a"); !errors.Is(err, unix.EDQUOT) {
+		t.Errorf("in another draft: %v", err)
+	}
+	if _, _, err := v.mkdir(second.root, "dir", &fuse.MkdirIn{InHeader: fuse.InHeader{Caller: fuse.Caller{Owner: fuse.Owner{Uid: greedy}}}, Mode: 0o755}); !errors.Is(err, unix.EDQUOT) {
+		t.Errorf("a directory: %v", err)
+	}
+	if others, err := fill(begin("modest.tmp", modest), "a"); len(others) < each/4 {
+		t.Errorf("another user makes %d files, and then: %v", len(others), err)
+	}
+	if !strings.Contains(log.String(), "publish or remove some") {
+		t.Errorf("the log does not say it:\n%s", log.String())
+	}
+	v.forget(made[0].ino|outer, 1)
+	v.forget(made[1].ino|outer, 1)
+	if more, err := fill(first, "b"); len(more) != 2 || !errors.Is(err, unix.EDQUOT) {
+		t.Errorf("once the kernel has forgotten two: %d, %v", len(more), err)
+	}
+	if _, _, err := v.find(first.root, "a0"); !errors.Is(err, unix.EDQUOT) {
+		t.Errorf("a look at a file that was forgotten: %v", err)
+	}
+	if _, _, err := v.find(first.root, "a5"); err != nil {
+		t.Errorf("a look at a file that is known: %v", err)
+	}
+	if err := first.publish(t.Context(), "first"); err != nil {
+		t.Fatal(err)
+	}
+	if n := v.room.nodes.Of(greedy); n != 1 {
+		t.Errorf("with an empty draft it has %d files", n)
+	}
+	if more, _ := fill(second, "c"); len(more) < each/4 {
+		t.Errorf("after publishing it makes %d files", len(more))
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"hash/crc32"
 	"io"
 	"math"
+	"slices"
 	"strings"
 	"time"
 )
@@ -57,6 +58,7 @@ type Manifest struct {
 	Part    Part
 	Created time.Time // as the writer's clock had it
 	Files   []File
+	Dirs    []string // that are empty; others follow from the files. A program of hbmfs 0.2 does not read a manifest with some
 }
 
 // Size is the sum of the files' sizes.
@@ -75,6 +77,7 @@ type manifestJSON struct {
 	Parts   int       `json:"parts"`
 	Created time.Time `json:"created"`
 	Files   filesJSON `json:"files"`
+	Dirs    []string  `json:"empty_directories,omitempty"`
 }
 
 type filesJSON []fileJSON
@@ -116,7 +119,7 @@ func (m *Manifest) marshal() ([]byte, error) {
 	if err := m.check(); err != nil {
 		return nil, err
 	}
-	j := manifestJSON{manifestVersion, m.Name, m.Part.Index, m.Part.Of, m.Created, make(filesJSON, len(m.Files))}
+	j := manifestJSON{manifestVersion, m.Name, m.Part.Index, m.Part.Of, m.Created, make(filesJSON, len(m.Files)), m.Dirs}
 	for i, f := range m.Files {
 		sums := make([]byte, 0, 4*len(f.Sums))
 		for _, sum := range f.Sums {
@@ -161,7 +164,7 @@ func parse(text []byte) (*Manifest, error) {
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
 		return nil, fmt.Errorf("something follows it at byte %d", dec.InputOffset())
 	}
-	m := &Manifest{Name: j.Name, Part: Part{j.Part, j.Parts}, Created: j.Created, Files: make([]File, len(j.Files))}
+	m := &Manifest{Name: j.Name, Part: Part{j.Part, j.Parts}, Created: j.Created, Files: make([]File, len(j.Files)), Dirs: j.Dirs}
 	for i, f := range j.Files {
 		if f.Chunk != Chunk || len(f.Sums)%4 != 0 {
 			return nil, fmt.Errorf("file %q has chunks of %d bytes with sums of %d in all", f.Name, f.Chunk, len(f.Sums))
@@ -182,8 +185,8 @@ func (m *Manifest) check() error {
 	if err := checkName(m.Name); err != nil {
 		return failf(ErrInvalid, "the name %q cannot be: %v", m.Name, err)
 	}
-	if len(m.Files) > mostFiles {
-		return failf(ErrInvalid, "%d files are more than a checkpoint can have (%d)", len(m.Files), mostFiles)
+	if n := len(m.Files) + len(m.Dirs); n > mostFiles {
+		return failf(ErrInvalid, "%d files and empty directories are more than a checkpoint can have (%d)", n, mostFiles)
 	}
 	total := int64(0)
 	for i := range m.Files {
@@ -195,6 +198,11 @@ func (m *Manifest) check() error {
 			return failf(ErrInvalid, "file %q: %d sums cannot be those of %d bytes", f.Name, len(f.Sums), f.Size)
 		}
 		total += f.Size
+	}
+	for _, dir := range m.Dirs {
+		if err := CheckEntry(dir, true, 0); err != nil {
+			return failf(ErrInvalid, "directory %q: %v", dir, err)
+		}
 	}
 	return m.checkTree()
 }
@@ -210,13 +218,55 @@ func (m *Manifest) checkTree() error {
 		isFile[name] = true
 	}
 	for i := range m.Files {
-		for dir := parentOf(m.Files[i].Name); dir != ""; dir = parentOf(dir) {
-			if isFile[dir] {
-				return failf(ErrInvalid, "%q is a file, and a directory of %q", dir, m.Files[i].Name)
-			}
+		if dir := fileAbove(m.Files[i].Name, isFile); dir != "" {
+			return failf(ErrInvalid, "%q is a file, and a directory of %q", dir, m.Files[i].Name)
+		}
+	}
+	if leaves := EmptyDirs(m.Dirs, m.Files); len(leaves) != len(m.Dirs) {
+		return failf(ErrInvalid, "of %d empty directories some are there twice, or are not empty", len(m.Dirs))
+	}
+	for _, dir := range m.Dirs {
+		if above := fileAbove(dir, isFile); above != "" || isFile[dir] {
+			return failf(ErrInvalid, "directory %q is, or lies in, a file", dir)
 		}
 	}
 	return nil
+}
+
+// fileAbove gives the first of the directories of a name that is a file, "" for none.
+func fileAbove(name string, isFile map[string]bool) string {
+	for dir := parentOf(name); dir != ""; dir = parentOf(dir) {
+		if isFile[dir] {
+			return dir
+		}
+	}
+	return ""
+}
+
+// EmptyDirs gives those of some directories that have none of these files and directories in them, in order and once.
+func EmptyDirs(dirs []string, files []File) (empty []string) {
+	used := map[string]bool{}
+	use := func(name string) {
+		for dir := parentOf(name); dir != "" && !used[dir]; dir = parentOf(dir) {
+			used[dir] = true
+		}
+	}
+	if len(dirs) == 0 {
+		return nil
+	}
+	for i := range files {
+		use(files[i].Name)
+	}
+	for _, dir := range dirs {
+		use(dir)
+	}
+	for _, dir := range dirs {
+		if !used[dir] {
+			empty = append(empty, dir)
+		}
+	}
+	slices.Sort(empty)
+	return slices.Compact(empty)
 }
 
 // parentOf gives the directory of a name, "" for the checkpoint itself.

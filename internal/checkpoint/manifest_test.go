@@ -6,6 +6,7 @@ import (
 	"hash/crc32"
 	"reflect"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -32,6 +33,34 @@ func TestManifestsComeBack(t *testing.T) {
 	}
 	if !strings.HasPrefix(string(text), `{"hbmfs_checkpoint":1,"name":"step_1","part":1,"parts":3,"created":"2026-11-22T01:02:03Z","files":[{"name":"empty","size":0,"chunk":4194304,"crc32c":""}`) {
 		t.Errorf("the text is %s", text)
+	}
+}
+
+// TestEmptyDirectories: a manifest has those alone that nothing else tells of.
+func TestEmptyDirectories(t *testing.T) {
+	files := []File{{Name: "a/b/file", Sums: []uint32{}}}
+	if got := EmptyDirs([]string{"z", "a", "a/b", "a/c", "a/c/d", "z"}, files); !slices.Equal(got, []string{"a/c/d", "z"}) {
+		t.Errorf("of the directories %q are empty", got)
+	}
+	for _, c := range []struct {
+		dirs []string
+		ok   bool
+	}{
+		{[]string{"a/c", "z"}, true}, {[]string{"a/b"}, false}, {[]string{"a"}, false}, {[]string{"z", "z"}, false}, {[]string{"z", "z/y"}, false}, {[]string{"a/b/file"}, false},
+		{[]string{"a/b/file/x"}, false}, {[]string{"../z"}, false}, {[]string{"z/"}, false}, {[]string{""}, false}, {[]string{ManifestName}, false}, {[]string{"z\n"}, false},
+		{[]string{strings.Repeat("z/", mostDepth) + "z"}, false},
+	} {
+		m := &Manifest{Name: "step_1", Part: Part{0, 1}, Files: files, Dirs: c.dirs}
+		text, err := m.marshal()
+		if (err == nil) != c.ok {
+			t.Errorf("%q: %v", c.dirs, err)
+		}
+		if err != nil {
+			continue
+		}
+		if back, err := parse(text); err != nil || !slices.Equal(back.Dirs, c.dirs) {
+			t.Errorf("%q comes back as %q, %v", c.dirs, back.Dirs, err)
+		}
 	}
 }
 

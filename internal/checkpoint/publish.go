@@ -43,10 +43,18 @@ func (d *Draft) publish(ctx context.Context, files []File) error {
 	if err != nil {
 		return err
 	}
-	if err := d.sync(ctx, files, dirs, nil); err != nil {
+	if err := d.sync(ctx, files, dirs, d.syncPast); err != nil {
 		return err
 	}
 	return d.finish(text)
+}
+
+// syncPast syncs a file, and makes sure that its writer, who may have mapped it, has pinned no page.
+func (d *Draft) syncPast(name string, f *os.File) error {
+	if d.past == nil {
+		return f.Sync()
+	}
+	return unpinned(context.Background(), f, name, f.Sync, time.Now().Add(closing))
 }
 
 // finish gives the draft its manifest and its name. All files are on the disk.
@@ -109,11 +117,8 @@ func (d *Draft) compare(files []File, empty bool) (dirs []string, err error) {
 	return dirs, err
 }
 
-// sync makes files safe, and the directories they are in. sync is that of [SealOptions].
+// sync makes files safe, each by sync, and the directories they are in.
 func (d *Draft) sync(ctx context.Context, files []File, dirs []string, sync func(name string, f *os.File) error) error {
-	if sync == nil {
-		sync = func(_ string, f *os.File) error { return f.Sync() }
-	}
 	for _, f := range files {
 		if err := ctx.Err(); err != nil {
 			return err

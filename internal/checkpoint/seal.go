@@ -25,8 +25,18 @@ type SealOptions struct {
 	// Sync syncs a file, given by its name and a descriptor, with a descriptor that was open before the file was written: others miss errors that
 	// were reported before. It remembers a sync that has failed. nil: the descriptor is synced.
 	Sync func(name string, f *os.File) error
+	// Mapped tells whether a program could map a file for writing, which takes a descriptor for reading and writing. Pages of such a file are dropped
+	// from memory before it is read: see pinned.go. nil: each file.
+	Mapped func(f *os.File) bool
 	// Room books memory for the manifest that is made, and tells whether there is some. A negative number gives it back. nil: there is enough.
 	Room func(bytes int64) bool
+}
+
+func (o *SealOptions) sync(name string, f *os.File) error {
+	if o.Sync == nil {
+		return f.Sync()
+	}
+	return o.Sync(name, f)
 }
 
 // Writing names a file of a draft that somebody can still write: an [ErrOpen].
@@ -92,12 +102,12 @@ func (d *Draft) publishAll(ctx context.Context, opt SealOptions) error {
 		files[i].Sums = make([]uint32, chunks(files[i].Size))
 	}
 	group, working := errgroup.WithContext(ctx)
-	group.Go(func() error { return d.sync(working, files, dirs, opt.Sync) })
-	group.Go(func() error { return d.sum(working, files, opt.Progress) })
+	group.Go(func() error { return d.sync(working, files, dirs, opt.sync) })
+	group.Go(func() error { return d.sum(working, files, &opt) })
 	if err := group.Wait(); err != nil {
 		return err
 	}
-	m := &Manifest{Name: d.name, Part: d.part, Created: time.Now().UTC().Truncate(time.Millisecond), Files: files}
+	m := &Manifest{Name: d.name, Part: d.part, Created: time.Now().UTC().Truncate(time.Millisecond), Files: files, Dirs: EmptyDirs(dirs, files)}
 	text, err := m.marshal()
 	if err != nil {
 		return err
@@ -108,13 +118,19 @@ func (d *Draft) publishAll(ctx context.Context, opt SealOptions) error {
 	return d.finish(text)
 }
 
+var errTooMuch = fmt.Errorf("too much is being published at once: try again when that is done: %w", unix.EAGAIN)
+
 // files lists the draft's files. It refuses what a checkpoint cannot have, before anything is read or allocated for it. book has memory booked for
 // a manifest of so many bytes, and tells whether there is room.
 func (d *Draft) files(book func(bytes int64) bool) (files []File, err error) {
 	manifest := int64(0)
 	err = walk(d.dir, ".", 0, func(name string, info fs.FileInfo) error {
 		switch {
-		case info.IsDir() || name == ManifestName:
+		case name == ManifestName:
+		case info.IsDir(): // it may be empty, and then has a name in the manifest
+			if manifest += int64(len(name)); !book(manifest) {
+				return errTooMuch
+			}
 		case !info.Mode().IsRegular():
 			return failf(ErrInvalid, "%q is no regular file, and a checkpoint has no others: remove it", name)
 		case len(files) == mostFiles:
@@ -127,7 +143,7 @@ func (d *Draft) files(book func(bytes int64) bool) (files []File, err error) {
 				return failf(ErrInvalid, "the manifest would have more than %d bytes, for names and for sums of each %d bytes of all files: publish it in parts", mostManifest, Chunk)
 			}
 			if !book(manifest) {
-				return fmt.Errorf("too much is being published at once: try again when that is done: %w", unix.EAGAIN)
+				return errTooMuch
 			}
 			files = append(files, File{Name: name, Size: info.Size()})
 		}
@@ -182,8 +198,8 @@ func (d *Draft) leased(name string) (*os.File, error) {
 }
 
 // sum computes the sums of files, each under its lease.
-func (d *Draft) sum(ctx context.Context, files []File, progress func(done, total int64)) error {
-	total, done := int64(0), atomic.Int64{}
+func (d *Draft) sum(ctx context.Context, files []File, opt *SealOptions) error {
+	total, done, progress := int64(0), atomic.Int64{}, opt.Progress
 	for i := range files {
 		total += files[i].Size
 	}
@@ -198,7 +214,7 @@ func (d *Draft) sum(ctx context.Context, files []File, progress func(done, total
 	group.Go(func() error {
 		defer close(jobs)
 		for i := range files {
-			if err := d.divide(ctx, &files[i], jobs, read); err != nil {
+			if err := d.divide(ctx, &files[i], opt, jobs, read); err != nil {
 				return err
 			}
 		}
@@ -219,12 +235,17 @@ func (d *Draft) sum(ctx context.Context, files []File, progress func(done, total
 }
 
 // divide gives out the chunks of a file, and sums those in holes.
-func (d *Draft) divide(ctx context.Context, file *File, jobs chan<- job, read func(int64)) error {
+func (d *Draft) divide(ctx context.Context, file *File, opt *SealOptions, jobs chan<- job, read func(int64)) error {
 	f, err := d.leased(file.Name)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = f.Close() }() // opened for reading
+	if opt.Mapped == nil || opt.Mapped(f) {
+		if err := unpinned(ctx, f, file.Name, func() error { return opt.sync(file.Name, f) }, time.Now().Add(opt.Patience)); err != nil {
+			return err
+		}
+	}
 	return divide(ctx, f, file, jobs, func(chunk int64, sum uint32) {
 		file.Sums[chunk] = sum
 		read(min(Chunk, file.Size-chunk*Chunk))

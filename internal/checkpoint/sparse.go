@@ -38,6 +38,33 @@ func nextHole(f *os.File, at int64) (int64, error) {
 	return hole, err
 }
 
+// InHole tells whether n bytes of a file lie in a hole as a whole.
+func InHole(f *os.File, at, n int64) (bool, error) {
+	data, err := nextData(f, at)
+	return err == nil && data >= at+n, err
+}
+
+// Holes is how many bytes of a file lie in holes. It takes as long as the file has stretches of data.
+func Holes(f *os.File) (holes int64, err error) {
+	info, err := f.Stat()
+	if err != nil {
+		return 0, err
+	}
+	for at := int64(0); at < info.Size(); {
+		data, err := nextData(f, at)
+		if err != nil {
+			return 0, err
+		}
+		if holes += min(data, info.Size()) - at; data >= info.Size() {
+			break
+		}
+		if at, err = nextHole(f, data); err != nil {
+			return 0, err
+		}
+	}
+	return holes, nil
+}
+
 // sumOf sums n bytes of a file, of which it reads those that are not in holes.
 func sumOf(f *os.File, at, n int64, buf []byte) (sum uint32, err error) {
 	for end := at + n; at < end; {

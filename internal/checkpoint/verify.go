@@ -117,6 +117,15 @@ func (v *verification) plan(ctx context.Context, jobs chan<- job) error {
 			return err
 		}
 	}
+	for _, dir := range v.c.Manifest.Dirs {
+		info, err := v.c.dir.Lstat(dir)
+		if err == nil && !info.IsDir() || errors.Is(err, fs.ErrNotExist) {
+			err = failf(ErrDamaged, "it was published as an empty directory, and is missing: make it, or ignore it")
+		}
+		if err != nil {
+			v.damaged(Damage{File: dir, Chunk: -1, Err: err})
+		}
+	}
 	return nil
 }
 

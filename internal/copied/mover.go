@@ -23,6 +23,7 @@ import (
 type Mover struct {
 	watch *source.Watch
 	pid   int
+	off   bool      // the kernel does not copy: nothing is mapped
 	plans sync.Pool // of *plan: those that have ended
 
 	finding sync.Mutex // guards the Places of Maps
@@ -30,12 +31,12 @@ type Mover struct {
 	mu    sync.Mutex // guards what follows
 	files map[*source.Backing][]byte
 	room  int  // files that may be mapped before the mappings of the process are counted again
-	full  bool // none is mapped any more
+	full  bool // none is mapped until others are unmapped
 }
 
 // New makes a Mover. The watch looks at the files of rows that were moved.
 func New(watch *source.Watch) *Mover {
-	return &Mover{watch: watch, pid: os.Getpid(), files: map[*source.Backing][]byte{}, full: !copies()}
+	return &Mover{watch: watch, pid: os.Getpid(), off: !copies(), files: map[*source.Backing][]byte{}}
 }
 
 // copies says whether the kernel copies memory of this process for it: a sandbox may be against that.
@@ -61,7 +62,7 @@ func (m *Mover) Map(pieces []source.Piece) error {
 		if err := b.Unchanged(); err != nil {
 			return err
 		}
-		if b.Seen.Load() == nil && b.Length > 0 {
+		if !m.off && b.Seen.Load() == nil && b.Length > 0 {
 			m.mapFile(b)
 		}
 	}
@@ -81,6 +82,7 @@ func (m *Mover) mapFile(b *source.Backing) {
 		return
 	}
 	_ = unix.Madvise(memory, unix.MADV_RANDOM) // a row that is not in the page cache would bring 128 KiB
+	_ = unix.Madvise(memory, unix.MADV_DONTFORK) // thousands of mappings would make each fork slow, and no child reads them
 	end, err := source.EndOf(memory)
 	if err != nil { // the file was cut meanwhile
 		_ = unix.Munmap(memory)
@@ -106,7 +108,7 @@ func (m *Mover) Forget(files []*source.Backing) error {
 		if memory := m.files[b]; memory != nil {
 			b.Seen.Store(nil)
 			delete(m.files, b)
-			m.room++
+			m.room, m.full = m.room+1, false
 			errs = append(errs, unix.Munmap(memory))
 		}
 	}

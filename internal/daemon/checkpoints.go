@@ -3,7 +3,6 @@ package daemon
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"path/filepath"
 
 	"github.com/hbmfs/hbmfs/fs"
@@ -45,7 +44,10 @@ func (c *Checkpoints) check(m *Mount) error {
 func (m *Mount) openCheckpoints(ctx context.Context, opt *fs.Options) (*source, error) {
 	var v *checkpoints.Volume
 	use := checkpoints.Options{MaxOpen: dataset.MaxOpenFiles(), Log: opt.Log, Life: opt.Life, Containers: m.Checkpoints.Containers}
-	to, err := m.openDrain(opt.Log, func(ctx context.Context, path string) error { return v.Remove(ctx, filepath.Base(path)) })
+	to, err := m.openDrain(drain.Options{
+		Log: opt.Log, Begin: func(name string) (func(), error) { return v.Drains(name) },
+		Remove: func(ctx context.Context, path string) error { return v.Remove(ctx, filepath.Base(path)) },
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -76,7 +78,7 @@ func (m *Mount) openCheckpoints(ctx context.Context, opt *fs.Options) (*source, 
 }
 
 // openDrain makes what copies checkpoints to the destination, nil where nothing does. Nothing is asked of the destination yet.
-func (m *Mount) openDrain(log *slog.Logger, remove func(context.Context, string) error) (*drain.Drain, error) {
+func (m *Mount) openDrain(opt drain.Options) (*drain.Drain, error) {
 	c := &m.Checkpoints
 	if c.Drain == "" {
 		return nil, nil
@@ -85,9 +87,8 @@ func (m *Mount) openDrain(log *slog.Logger, remove func(context.Context, string)
 	if err != nil {
 		return nil, err
 	}
-	d, err := drain.New(m.Source, c.Drain, drain.Options{
-		Rate: c.Rate, Keep: c.Keep, Connections: m.Dataset.Connections, TakeOver: c.TakeOver, Log: log, Guard: guard, Remove: remove,
-	})
+	opt.Rate, opt.Keep, opt.Connections, opt.TakeOver, opt.Guard = c.Rate, c.Keep, m.Dataset.Connections, c.TakeOver, guard
+	d, err := drain.New(m.Source, c.Drain, opt)
 	if err != nil {
 		return nil, usage.Errorf("--drain: %w", err)
 	}

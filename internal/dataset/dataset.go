@@ -136,12 +136,12 @@ func openRemote(source string, caches []string, opt fetch.Options) (remoteOrigin
 }
 
 // misfit compares a drained checkpoint with its manifest: see [s3origin.Origin].
-func misfit(manifest []byte, size func(name string) (int64, bool)) string {
+func misfit(manifest []byte, size func(name string) (int64, bool)) (empty []string, why string) {
 	m, err := checkpoint.ParseManifest(manifest)
 	if err != nil {
-		return err.Error()
+		return nil, err.Error()
 	}
-	return m.Misfit(size)
+	return m.Dirs, m.Misfit(size)
 }
 
 // Dataset is an opened source, listed.

@@ -4,14 +4,14 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"time"
 
 	"github.com/hbmfs/hbmfs/layout"
 )
 
 // Many are datasets that are opened as they are asked for, and read until Close.
 type Many struct {
-	Note func(string) // hears why a remote source takes long
+	Options Options      // of each; MaxOpen is Many's own
+	Note    func(string) // hears why a remote source takes long
 
 	opened  []*Dataset
 	indexed []*layout.Volume
@@ -19,8 +19,9 @@ type Many struct {
 
 // Objects lists a source, a directory or an address.
 func (m *Many) Objects(ctx context.Context, source string) ([]*layout.Object, error) {
-	opt := &Options{Connections: 16, Patience: 2 * time.Minute, MaxOpen: 64}
-	d, err := Open(ctx, source, opt, slog.New(slog.DiscardHandler), m.Note, nil)
+	opt := m.Options
+	opt.MaxOpen = 64
+	d, err := Open(ctx, source, &opt, slog.New(slog.DiscardHandler), m.Note, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -77,7 +77,14 @@ func (b *body) Read(p []byte) (int, error) {
 // next reads a chunk.
 func (b *body) next() error {
 	chunk := b.buf[:min(checkpoint.Chunk, b.end-b.at)]
-	if err := b.reader.readAt(b.file, chunk, b.at); err != nil {
+	hole, err := checkpoint.InHole(b.file, b.at, int64(len(chunk)))
+	switch {
+	case hole:
+		clear(chunk)
+	case err == nil:
+		err = b.reader.readAt(b.file, chunk, b.at)
+	}
+	if err != nil {
 		b.err = fmt.Errorf("read %q at %d: %w", b.of.Name, b.at, err)
 		return b.err
 	}

@@ -30,6 +30,9 @@ type Options struct {
 	Guard       *fetch.Guard  // of the addresses that are dialled; nil for none
 	Log         *slog.Logger  // nil for none
 
+	// Begin is asked before a checkpoint is sent, and its end called afterwards. An error fails the checkpoint for good; nil: nobody is asked.
+	Begin func(name string) (end func(), err error)
+
 	// Remove removes a checkpoint that is remote; nil means [checkpoint.Remove].
 	Remove func(ctx context.Context, path string) error
 
@@ -50,6 +53,9 @@ func (o *Options) setDefaults() error {
 	o.Poll = cmp.Or(max(o.Poll, 0), 2*time.Second)
 	o.retryFirst, o.retryMost = cmp.Or(o.retryFirst, 200*time.Millisecond), cmp.Or(o.retryMost, time.Minute)
 	o.stall = cmp.Or(o.stall, time.Minute)
+	if o.Patience > 0 {
+		o.stall = min(o.stall, o.Patience)
+	}
 	o.failedFirst, o.failedMost = cmp.Or(o.failedFirst, 30*time.Second), cmp.Or(o.failedMost, 10*time.Minute)
 	o.waitFirst, o.waitMost = cmp.Or(o.waitFirst, 2*time.Second), cmp.Or(o.waitMost, 30*time.Second)
 	if o.Log == nil {
@@ -290,7 +296,7 @@ func (d *Drain) one(ctx context.Context, it *item) error {
 	it.done.Store(0)
 	d.mu.Unlock()
 	began := time.Now()
-	err := d.sendItem(ctx, it)
+	err := d.guarded(ctx, it)
 	if err != nil && errors.Is(context.Cause(ctx), ErrLost) {
 		err = ErrLost
 	}
@@ -300,6 +306,21 @@ func (d *Drain) one(ctx context.Context, it *item) error {
 	d.ended(ctx, it, err, time.Since(began))
 	return err
 }
+
+// guarded sends a checkpoint where that may begin.
+func (d *Drain) guarded(ctx context.Context, it *item) error {
+	if d.opt.Begin != nil {
+		end, err := d.opt.Begin(it.name)
+		if err != nil {
+			return fmt.Errorf("%w: %w", errNever, err)
+		}
+		defer end()
+	}
+	return d.sendItem(ctx, it)
+}
+
+// errNever is of a checkpoint that is not tried again.
+var errNever = errors.New("it is not drained")
 
 // ended notes how a checkpoint's sending ended. mu is held.
 func (d *Drain) ended(ctx context.Context, it *item, err error, took time.Duration) {
@@ -326,10 +347,11 @@ func (d *Drain) ended(ctx context.Context, it *item, err error, took time.Durati
 	default:
 		it.state, it.why, it.recorded = Failed, err.Error(), false
 		it.again = 0
-		it.final = errors.Is(err, checkpoint.ErrDamaged)
+		never := errors.Is(err, errNever)
+		it.final = never || errors.Is(err, checkpoint.ErrDamaged)
 		it.wait = min(max(2*it.wait, d.opt.failedFirst), d.opt.failedMost)
 		it.due = time.Now().Add(it.wait)
-		if it.final {
+		if it.final && !never {
 			d.lost[it.name] = true // what is there of it is of no use
 		}
 		d.log.Error("a checkpoint is not remote", "checkpoint", it.name, "error", err)

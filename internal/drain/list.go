@@ -12,14 +12,11 @@ import (
 	"github.com/hbmfs/hbmfs/internal/checkpoint"
 )
 
-// listPatience is how long a destination may be silent while somebody waits for its list.
-const listPatience = 30 * time.Second
-
 // List gives the checkpoints at a destination, in the order of [checkpoint.List]. One whose manifest has not come yet is in work. One is damaged
 // where its objects are not those of its manifest. It makes
-// one request for the names, and two for each checkpoint.
-func List(ctx context.Context, destination string) ([]checkpoint.Entry, error) {
-	d, err := New("/", destination, Options{Patience: listPatience, Rate: Unlimited})
+// one request for the names, and two for each checkpoint. The destination may be silent for so long as patience says.
+func List(ctx context.Context, destination string, patience time.Duration) ([]checkpoint.Entry, error) {
+	d, err := New("/", destination, Options{Patience: patience, Rate: Unlimited})
 	if err != nil {
 		return nil, err
 	}

@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/hbmfs/hbmfs/internal/checkpoint"
 )
@@ -30,7 +31,7 @@ func TestDamagedAtTheDestination(t *testing.T) {
 				}
 				s.set(func() { damage(s.objects, "run/step-1/"+file) })
 				listed := func() checkpoint.Entry {
-					all, err := List(t.Context(), s.url("run"))
+					all, err := List(t.Context(), s.url("run"), time.Minute)
 					must(t, err)
 					if len(all) != 2 || all[1].State != checkpoint.Complete {
 						t.Errorf("listed are %v", all)

@@ -221,6 +221,7 @@ func (s *sending) merge(ctx context.Context, parts []string) error {
 		if m.Created.After(all.Created) {
 			all.Created = m.Created
 		}
+		all.Dirs = append(all.Dirs, m.Dirs...)
 		for i := range m.Files {
 			f := &m.Files[i]
 			if was := seen[f.Name]; was == nil {
@@ -231,6 +232,7 @@ func (s *sending) merge(ctx context.Context, parts []string) error {
 			}
 		}
 	}
+	all.Dirs = checkpoint.EmptyDirs(all.Dirs, all.Files)
 	for i := range all.Files {
 		if o, ok := s.there[s.prefix()+all.Files[i].Name]; s.there != nil && ok && o.Size != all.Files[i].Size {
 			return fmt.Errorf("%w: object %q has %d bytes", errAgain, o.Name, o.Size)

@@ -50,6 +50,9 @@ func (s *sending) send(ctx context.Context) error {
 	case s.it.recorded:
 		return s.agree(ctx)
 	}
+	if err := s.refuseHoles(); err != nil {
+		return err
+	}
 	refuse := s.refuseForeign
 	if part.Of > 1 {
 		refuse = func() error { return s.claimPart(ctx) }

@@ -75,7 +75,11 @@ func (d *Drain) try(ctx context.Context, attempt func(ctx context.Context, alive
 		if d.opt.Patience > 0 && silent > d.opt.Patience {
 			return fmt.Errorf("%w: nothing worked for %s: %w", ErrSilent, silent.Round(time.Second), err)
 		}
-		if err := pause.For(ctx, wait.NextBackOff()); err != nil {
+		next := wait.NextBackOff()
+		if d.opt.Patience > 0 {
+			next = min(next, d.opt.Patience-silent+time.Millisecond)
+		}
+		if err := pause.For(ctx, next); err != nil {
 			return context.Cause(ctx)
 		}
 	}

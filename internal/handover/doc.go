@@ -26,7 +26,7 @@
 //	PREPARED=1             it has read the state, can adopt it, and waits
 //	FAILED=text            it cannot
 //	READY=1                it answers the kernel
-//	NEWS=1                 (descriptor: a pipe) for spares, which hear there of keepers that follow this one
+//	NEWS=1                 (descriptor: a pipe) for spares, which hear there of keepers that follow this one; passed on to a spare that is there already
 //	SENTINEL=tid           the thread that ends first when it is killed
 //	RETIRE=1               (descriptor) another keeper relieves this one
 //	TAKEN=1                another daemon has gone on with the mount by itself, and has a keeper of its own
@@ -34,8 +34,10 @@
 //	SETTLE=n               say SETTLED=n once copies have all that was told before
 //	holder → daemon
 //	FDNAME=x               (descriptor) from the store, one message each
+//	PIDFD=1                (descriptor) of the process that serves
 //	HELD=1                 (descriptor: of NEWS) these were all; DAEMON=pid is the process that serves or did, SERVED=1 where it does still, NICE=n what its
-//	                       nice value is
+//	                       nice value is; REST=1 to a spare: readers come first
+//	TELLS=1                (descriptor: the other end of a NEWS) for the spare that was started to wait for this daemon's end
 //	KEEPS=1                a new keeper has all that it must know
 //	SPARE=pid              that daemon waits for its turn
 //	SETTLED=n              the answer to SETTLE
@@ -52,7 +54,8 @@
 //
 // # Pitfalls
 //
-// A process may be killed between any two instructions. So a record is written before its consequence can be seen, what is
+// A process may be killed between any two instructions, and the next ones with it. So what a holder or a daemon must know waits in its socket before it
+// starts: it holds the mount from its first moment. And a daemon that goes on without a keeper starts a spare and a keeper before it answers. A record is written before its consequence can be seen, what is
 // done twice does no harm, and memory that is shared has one word that makes an entry valid, written last. The kernel sends
 // requests again with the top bit of their number set ([Resent]), and the same number otherwise: that is how an open whose answer
 // was lost is told from a second one.

@@ -30,8 +30,8 @@ const (
 )
 
 // Keep is the work of a keeper: it returns its exit code when the mount is over, or was given up. Descriptor 3 is the socket to the
-// daemon, whose process number is the argument after [KeeperArgument]. Another argument is the process of a keeper that this one
-// relieves, and descriptor 4 a socket to it.
+// daemon, and 4 its pidfd, since it may have ended by now; its process number is the argument after [KeeperArgument]. Another argument is the
+// process of a keeper that this one relieves, and descriptor 5 a socket to it.
 func Keep(args []string) (code int) {
 	if err := keep(args); err != nil {
 		fmt.Fprintf(os.Stderr, "hbmfs: %v\n", err)
@@ -52,14 +52,13 @@ func keep(args []string) error {
 	if err != nil {
 		return fmt.Errorf("keep a mount: %w", err)
 	}
-	const fromDaemon, fromBefore = 3, 4
+	const fromDaemon, ofDaemon, fromBefore = 3, 4, 5
 	unix.CloseOnExec(fromDaemon)
+	unix.CloseOnExec(ofDaemon)
 	runtime.LockOSThread() // whose nice value its children have
 	k := &keeper{nice: niceNow(), store: Copy{}, log: os.Stderr, kind: ByKeeper, listener: listen(), news: -1}
 	hurry(os.Getpid())
-	if k.now, err = k.find(pid, fromDaemon); err != nil {
-		return err
-	}
+	k.now = watched(pid, ofDaemon, fromDaemon)
 	if len(args) > 1 {
 		before, err := strconv.Atoi(args[1])
 		if err == nil {
@@ -113,19 +112,16 @@ type daemon struct {
 	began      time.Time
 	missed     map[string]bool // names of files that were kept or forgotten since it started
 	turn       time.Time       // of a spare that shall serve; zero for others
+	early      bool            // a spare has not heard yet from the daemon that it waits for
 }
 
 func (k *keeper) say(format string, args ...any) {
 	fmt.Fprintf(k.log, "time=%s level=WARN msg=%q\n", time.Now().Format("2006-01-02T15:04:05.000Z07:00"), fmt.Sprintf("keeper: "+format, args...))
 }
 
-// find makes a daemon of a process that runs already.
-func (k *keeper) find(pid, socket int) (*daemon, error) {
-	pidfd, err := unix.PidfdOpen(pid, 0)
-	if err != nil {
-		return nil, fmt.Errorf("keep the mount of process %d: %w", pid, err)
-	}
-	return &daemon{pid: pid, pidfd: pidfd, socket: socket, sentinel: -1, asked: -1, began: time.Now()}, nil
+// watched makes a daemon of a process that runs already.
+func watched(pid, pidfd, socket int) *daemon {
+	return &daemon{pid: pid, pidfd: pidfd, socket: socket, sentinel: -1, asked: -1, began: time.Now()}
 }
 
 // run works until the mount is over.
@@ -136,7 +132,7 @@ func (k *keeper) run() error {
 			return err
 		}
 	}
-	k.drop(k.spare.daemon)
+	k.dropSpares()
 	for name := range k.store {
 		k.forget(name)
 	}
@@ -152,7 +148,7 @@ func (k *keeper) poll() {
 			fds, then = append(fds, unix.PollFd{Fd: int32(fd), Events: unix.POLLIN}), append(then, do)
 		}
 	}
-	for _, d := range []*daemon{k.now, k.next, k.spare.daemon} {
+	for _, d := range []*daemon{k.now, k.next, k.spare.daemon, k.spare.after} {
 		if d != nil {
 			watch(d.socket, func() { k.hear(d) })
 			watch(d.pidfd, func() { k.bury(d) })
@@ -224,6 +220,11 @@ func (k *keeper) hear(d *daemon) {
 			_ = unix.Close(k.news) // of the daemon before, or an earlier word of this one
 		}
 		k.news, m.fd = m.fd, -1
+		if waits := k.spare.daemon; waits != nil {
+			_ = send(waits.socket, say("NEWS=1").with(k.news)) // it was started before there was this
+			waits.early = false
+			k.tellSpare()
+		}
 	case m.fields["PREPARED"] != "":
 		d.prepared = true
 		k.tellSpare()
@@ -236,7 +237,7 @@ func (k *keeper) hear(d *daemon) {
 		k.serves(d)
 	case m.fields["READY"] != "" && d == k.now:
 		k.whole = true
-		if k.before == nil {
+		if k.before == nil && k.spare.daemon == nil {
 			k.renewSpare(0)
 		}
 		if k.relieves {
@@ -286,8 +287,10 @@ func (k *keeper) serves(d *daemon) {
 	}
 	d.began = time.Now()
 	k.now, k.next, k.died, k.tries = d, nil, 0, 0
-	k.drop(k.spare.daemon) // of the program before: START brings another
-	k.spare.daemon, k.spare.due = nil, time.Time{}
+	if k.how == "upgrade" {
+		k.dropSpares() // of the program before: START brings another
+	}
+	k.spare.due = time.Time{}
 }
 
 // dies handles the end of a daemon's first thread: the others follow.
@@ -299,6 +302,9 @@ func (k *keeper) dies(d *daemon) {
 	hasten(d.pid)
 	if next := k.spare.daemon; next != nil && k.next == nil {
 		hurry(next.pid)
+		if d == k.now {
+			k.startAfter(next)
+		}
 	}
 }
 
@@ -357,6 +363,9 @@ func (k *keeper) decide() error {
 	if err := k.decideSpare(); err != nil {
 		k.say("no daemon waits for its turn: %v", err)
 	}
+	if k.died != 0 && k.how == "crash" && k.next != nil && k.spare.daemon == nil && k.spare.due.IsZero() {
+		k.startAfter(k.next)
+	}
 	switch d := k.next; {
 	case d != nil && k.died == 0 && time.Since(d.began) > graceTime:
 		k.answer(d, fmt.Sprintf("REFUSED=it has not read the state within %v", graceTime))
@@ -380,7 +389,7 @@ func (k *keeper) decide() error {
 	case k.died != 0 && d == nil:
 		k.tries++
 		var err error
-		if k.next, err = k.start(k.program, false); err != nil {
+		if k.next, err = k.start(k.program, false, k.now, -1); err != nil {
 			k.say("cannot start a daemon: %v", err)
 			time.Sleep(100 * time.Millisecond)
 		}
@@ -417,54 +426,92 @@ func ends(pidfd int) bool {
 	return false
 }
 
-// start starts a daemon that takes the mount over, at once or as a spare when its turn comes.
-func (k *keeper) start(program int, spare bool) (*daemon, error) {
+// start starts a daemon that takes the mount over after another one: at once, or as a spare when its turn comes. news is a pipe from that one, -1 for none.
+func (k *keeper) start(program int, spare bool, after *daemon, news int) (*daemon, error) {
 	if program <= 0 || len(k.argv) == 0 {
 		return nil, errors.New("the daemon has not said how it is started")
 	}
-	ours, theirs, err := pair()
+	held := say("HELD=1", "NICE="+strconv.Itoa(k.nice), "DAEMON="+strconv.Itoa(after.pid)).with(news)
+	if k.died == 0 || after != k.now {
+		held.fields["SERVED"] = "1"
+	}
+	if k.died != 0 || after != k.now {
+		held.fields["REST"] = "1"
+	}
+	cmd := command(fmt.Sprintf("/proc/self/fd/%d", program), k.argv, k.kind, spare)
+	switch {
+	case spare:
+		_ = unix.Setpriority(unix.PRIO_PROCESS, 0, min(k.nice+spareNice, niceLeast))
+	case k.died == 0:
+		_ = unix.Setpriority(unix.PRIO_PROCESS, 0, k.nice) // else the daemon hurries from its start
+	}
+	socket, err := startWith(cmd, k.store, after.pidfd, held)
+	_ = unix.Setpriority(unix.PRIO_PROCESS, 0, niceMost) // as before
 	if err != nil {
 		return nil, err
+	}
+	pidfd, err := unix.PidfdOpen(cmd.Process.Pid, 0)
+	if err != nil {
+		_ = unix.Close(socket) // nobody listens
+		return nil, fmt.Errorf("watch the next daemon: %w", err)
+	}
+	d := watched(cmd.Process.Pid, pidfd, socket)
+	d.child = cmd
+	if spare {
+		niceAll(strconv.Itoa(d.pid), min(k.nice+spareNice, niceLeast)) // until its turn comes
+	}
+	return d, nil
+}
+
+// command is that of a daemon, whose holder is of a kind.
+func command(program string, argv []string, kind string, spare bool) *exec.Cmd {
+	cmd := exec.Command(program, argv[1:]...)
+	cmd.Args[0] = argv[0]
+	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
+	cmd.Dir = "/"
+	cmd.Env = append(os.Environ(), Env+"=3 "+kind)
+	if spare {
+		cmd.Env = append(cmd.Env, SpareEnv+"=1")
+	}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	return cmd
+}
+
+// queued is how many descriptors surely have room in a socket that nobody reads yet.
+const queued = 64
+
+// startWith starts a daemon and tells it what is kept. after is a pidfd of the daemon whose end it waits for, -1 for none; held the last word. What
+// is kept waits in the socket before the daemon starts: so it holds the mount from its first moment, whoever is killed then.
+func startWith(cmd *exec.Cmd, store map[string]int, after int, held message) (socket int, err error) {
+	ours, theirs, err := pair()
+	if err != nil {
+		return -1, err
 	}
 	end := os.NewFile(uintptr(theirs), "holder")
 	defer func() { _ = end.Close() }() // the daemon has its own
-	cmd := exec.Command(fmt.Sprintf("/proc/self/fd/%d", program), k.argv[1:]...)
-	cmd.Args[0] = k.argv[0]
 	cmd.ExtraFiles = []*os.File{end}
-	cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr
-	cmd.Dir = "/"
-	cmd.Env = append(os.Environ(), Env+"=3 "+k.kind)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if spare {
-		cmd.Env = append(cmd.Env, SpareEnv+"=1")
-		cmd.SysProcAttr.Pdeathsig = syscall.SIGCONT // a spare that somebody has stopped may be all that is left
+	tell := func() (err error) {
+		for name, fd := range store {
+			err = errors.Join(err, send(ours, say("FDNAME="+name).with(fd)))
+		}
+		if after >= 0 {
+			err = errors.Join(err, send(ours, say("PIDFD=1").with(after)))
+		}
+		if err = errors.Join(err, send(ours, held)); err != nil {
+			err = fmt.Errorf("tell the next daemon: %w", err)
+		}
+		return err
 	}
-	if k.died == 0 {
-		_ = unix.Setpriority(unix.PRIO_PROCESS, 0, k.nice) // else the daemon hurries from its start
-	}
-	err = cmd.Start()
-	_ = unix.Setpriority(unix.PRIO_PROCESS, 0, niceMost) // as before
-	var d *daemon
-	if err == nil {
-		d, err = k.find(cmd.Process.Pid, ours)
+	if len(store) <= queued {
+		err = errors.Join(tell(), cmd.Start())
+	} else if err = cmd.Start(); err == nil {
+		_ = tell() // where it has died meanwhile, that is seen
 	}
 	if err != nil {
 		_ = unix.Close(ours) // nobody is at the other end
-		return nil, err
+		return -1, err
 	}
-	d.child = cmd
-	for name, fd := range k.store {
-		err = errors.Join(err, send(ours, say("FDNAME="+name).with(fd)))
-	}
-	held := say("HELD=1", "NICE="+strconv.Itoa(k.nice)).with(k.news)
-	held.fields["DAEMON"] = strconv.Itoa(k.now.pid)
-	if k.died == 0 {
-		held.fields["SERVED"] = "1"
-	}
-	if err = errors.Join(err, send(ours, held)); err != nil {
-		k.say("the next daemon cannot be told: %v", err)
-	}
-	return d, nil
+	return ours, nil
 }
 
 // drop ends a daemon that shall not serve.
@@ -493,6 +540,7 @@ func (k *keeper) drop(d *daemon) {
 // abort ends the connection, so that nobody waits for ever.
 func (k *keeper) abort() error {
 	k.drop(k.next)
+	k.dropSpares()
 	if fd, ok := k.store[Device]; ok {
 		if number := connectionNumber(fd); number != "" {
 			_ = os.WriteFile("/sys/fs/fuse/connections/"+number+"/abort", []byte("1"), 0) // else the end of this process does it

@@ -55,7 +55,9 @@ type Life struct {
 	spare    bool                  // it is the keeper's spare
 	nice     int                   // of this process, once it serves
 	before   int                   // the process of the daemon before, 0 where it is not known
-	orphan   orphan                // what a spare goes by once its keeper has gone
+	orphan   orphan                // what it goes by where its keeper has gone before its turn
+	bereft   bool                  // it goes on without a keeper
+	stir     func()                // ends what wakes it at the end of its parent; nil where nothing does
 	death    atomic.Pointer[Death] // of the daemon before, once it is heard of
 	sections map[string]section    // its snapshot
 
@@ -69,6 +71,7 @@ type Life struct {
 	why    string         // nobody holds
 	first  *sentinel      // ends before all other threads
 	over   bool
+	told   bool          // the keeper knows all
 	alone  bool          // no spare is wanted
 	renews bool          // another keeper is about to relieve the one of the daemon before
 	left   chan struct{} // closed once the holder has gone; nil where nobody watches it
@@ -88,9 +91,10 @@ func Inherited() (*Life, error) {
 		}
 		unix.CloseOnExec(socket)
 		_, kind, _ := strings.Cut(text, " ")
-		l := &Life{kind: kind, socket: socket, kept: map[string]int{}, nice: niceNow(), spare: os.Getenv(SpareEnv) != "", settling: newSettling(), orphan: orphan{-1, -1}}
+		l := &Life{kind: kind, socket: socket, kept: map[string]int{}, nice: niceNow(), spare: os.Getenv(SpareEnv) != "", settling: newSettling(), orphan: orphan{daemon: -1, news: -1}}
 		if l.spare {
 			Rename(SpareComm)
+			l.stir = wakes()
 		}
 		return l, errors.Join(os.Unsetenv(Env), os.Unsetenv(SpareEnv), os.Unsetenv("NOTIFY_SOCKET"), l.takeHeld()) // the holder is told, not another's systemd
 	}
@@ -115,7 +119,13 @@ func (l *Life) takeHeld() error {
 			return ErrNoTurn
 		case err != nil:
 			return fmt.Errorf("hear the holder of the mount: %w", err)
+		case m.fields["PIDFD"] != "":
+			l.orphan.daemon = m.fd
+			continue
 		case m.fields["HELD"] != "":
+			if m.fields["REST"] != "" {
+				l.rest()
+			}
 			l.served = m.fields["SERVED"] != ""
 			l.before, _ = strconv.Atoi(m.fields["DAEMON"]) // an older keeper does not tell
 			l.prepareOrphan(&m)
@@ -200,12 +210,16 @@ func (l *Life) Begin(ctx context.Context, log *slog.Logger, states ...State) err
 	death := l.death.Load()
 	l.renews = l.kind == ByKeeper && death != nil && death.How == "upgrade"
 	err := errors.New("there is no keeper yet")
-	if l.kind != ByKeeper || l.socket >= 0 {
+	switch {
+	case l.told && l.socket >= 0:
+		err = nil
+	case l.kind != ByKeeper || l.socket >= 0:
 		err = l.introduce()
 	}
 	if err != nil && l.kind == ByKeeper { // or it has just gone
 		if l.socket >= 0 {
 			_ = unix.Close(l.socket) // of a peer that is gone
+			l.socket = -1
 		}
 		l.renews = false
 		err = l.startKeeper("", nil)
@@ -266,42 +280,80 @@ func (l *Life) introduce() error {
 	if err := l.tell(say("READY=1")); err != nil {
 		return err
 	}
-	l.tellOrphans(newsKeeper)
 	l.ask()
 	return nil
 }
 
 // startKeeper starts a keeper and gives it everything. before and duty are of the keeper that it relieves, "" for none. The caller has
 // the lock.
-func (l *Life) startKeeper(before string, duty *os.File) error {
+func (l *Life) startKeeper(before string, duty *os.File) (err error) {
 	ours, theirs, err := pair()
 	if err != nil {
 		return err
 	}
+	earlier := l.socket
+	defer func() {
+		if err != nil && l.socket == ours && l.pid == 0 { // nobody is at the other end
+			_ = unix.Close(ours)
+			l.socket = earlier
+		}
+	}()
 	ease(l.nice) // the keeper takes this for its daemons
 	end := os.NewFile(uintptr(theirs), "keeper")
 	defer func() { _ = end.Close() }() // the keeper has its own
+	self, err := ownPidfd()
+	if err != nil {
+		_ = unix.Close(ours) // nobody is at the other end
+		return err
+	}
+	defer func() { _ = self.Close() }() // likewise
 	cmd := exec.Command("/proc/self/exe", KeeperArgument, strconv.Itoa(os.Getpid()))
 	cmd.Args[0] = os.Args[0]
-	cmd.ExtraFiles = []*os.File{end}
+	cmd.ExtraFiles = []*os.File{end, self}
 	if before != "" {
 		cmd.Args, cmd.ExtraFiles = append(cmd.Args, before), append(cmd.ExtraFiles, duty)
 	}
 	cmd.Stderr = os.Stderr
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if err := cmd.Start(); err != nil {
-		_ = unix.Close(ours) // nobody is at the other end
+	l.socket, l.pid = ours, 0
+	if len(l.kept) <= queued { // all waits in the socket before the keeper starts
+		err = l.tellAll()
+	}
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
 		return fmt.Errorf("start a keeper: %w", err)
 	}
-	l.socket, l.pid = ours, cmd.Process.Pid
+	l.pid = cmd.Process.Pid
 	go func() { _ = cmd.Wait() }() // ends with the keeper, whose end watch sees
+	if len(l.kept) > queued {
+		if err := l.tellAll(); err != nil {
+			return err
+		}
+	}
+	l.tellOrphans(newsKeeper, l.pid)
+	return nil
+}
+
+// tellAll tells a new keeper all. The caller has the lock.
+func (l *Life) tellAll() error {
 	for name, fd := range l.kept {
 		if err := l.store(name, fd); err != nil {
 			return err
 		}
 	}
 	return l.introduce()
+}
+
+// ownPidfd opens this process, for another to watch.
+func ownPidfd() (*os.File, error) {
+	fd, err := unix.PidfdOpen(os.Getpid(), 0)
+	if err != nil {
+		return nil, os.NewSyscallError("pidfd_open", err)
+	}
+	return os.NewFile(uintptr(fd), "this process"), nil
 }
 
 // keepersMax is how many keepers may die in a row. keeperPause is between the start of the third and the death of the second; then four times as long each time.
@@ -346,7 +398,7 @@ func (l *Life) listen(socket int) {
 		if l.next = 0; err == nil {
 			l.next, _ = strconv.Atoi(m.fields["SPARE"]) // it says nothing else
 			if l.next != 0 {
-				l.tellOrphans(newsSpare)
+				l.tellOrphans(newsSpare, l.next)
 			}
 			l.mu.Unlock()
 			continue
@@ -401,7 +453,7 @@ func (l *Life) End() {
 		return
 	}
 	l.over = true
-	l.tellOrphans(newsOver)
+	l.tellOrphans(newsOver, 0)
 	_ = l.tell(say("STOPPING=1")) // a holder that is gone needs no telling
 	l.first.relieve()
 	for _, fd := range l.kept {

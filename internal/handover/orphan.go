@@ -3,6 +3,11 @@ package handover
 import (
 	"context"
 	"encoding/binary"
+	"errors"
+	"log/slog"
+	"os"
+	"runtime"
+	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -12,7 +17,7 @@ import (
 // own. So the daemon makes a pipe with each keeper, which keepers hand to their spares, and writes there, to spares of keepers that have died:
 //
 //	newsKeeper and the keeper's pid    there is another keeper
-//	newsSpare                          that one has a spare: you are not needed
+//	newsSpare and a spare's pid        that one waits for its turn: others are not needed
 //	newsOver                           the mount is over
 //
 // Several that go on at once do no harm: only one gets the mount (TAKEN).
@@ -25,28 +30,50 @@ const (
 // newsSize is what a word of news has: its letter, and a pid.
 const newsSize = 5
 
-// orphan is what a spare goes by once its keeper has gone. Both are -1 for none.
+// orphan is what a daemon goes by whose keeper has gone before its turn. Both descriptors are -1 for none.
 type orphan struct {
-	daemon int // pidfd of the daemon that serves
-	news   int // pipe from it
+	daemon int  // pidfd of the daemon that serves
+	news   int  // pipe from it
+	ended  bool // it has ended already
 }
 
-// prepareOrphan takes what a spare needs when its keeper goes, while that lives: later the daemon's number may be another process's.
+// may tells whether this daemon can go on by itself.
+func (o *orphan) may() bool { return o.daemon >= 0 || o.ended }
+
+// hears takes another pipe.
+func (o *orphan) hears(fd int) {
+	if o.news >= 0 {
+		_ = unix.Close(o.news) // of the daemon before, or an earlier one of this
+	}
+	o.news = fd
+}
+
+// prepareOrphan takes what a daemon needs when its keeper goes. One that was asked for by an upgrade goes with the keeper: the mount is served.
 func (l *Life) prepareOrphan(held *message) {
-	if !l.spare || !l.served || l.before == 0 || l.kind != ByKeeper {
+	if l.before == 0 || l.kind != ByKeeper || l.served && !l.spare {
 		held.close()
+		l.orphan.close()
 		return
 	}
-	l.orphan.news = held.fd // an older keeper gives none
-	if daemon, err := unix.PidfdOpen(l.before, 0); err == nil {
-		l.orphan.daemon = daemon
+	l.orphan.hears(held.fd) // an older keeper gives none
+	if l.orphan.daemon >= 0 {
+		return
 	}
+	daemon, err := unix.PidfdOpen(l.before, 0) // nor a pidfd
+	if err == nil && l.served {
+		l.orphan.daemon = daemon
+		return
+	}
+	if err == nil {
+		_ = unix.Close(daemon) // it may be another process by now
+	}
+	l.orphan.ended = true
 }
 
 // orphaned waits, where the keeper of a spare has gone, until the daemon that served has ended. It tells whether this spare shall go on with the mount: not
 // where another one waits for that, or ctx has ended.
 func (l *Life) orphaned(ctx context.Context) bool {
-	if l.orphan.daemon < 0 {
+	if !l.orphan.may() {
 		return false
 	}
 	keeper := -1 // pidfd of another keeper, which comes first
@@ -55,7 +82,7 @@ func (l *Life) orphaned(ctx context.Context) bool {
 			_ = unix.Close(keeper) // only looked at
 		}
 	}()
-	for ctx.Err() == nil {
+	for ctx.Err() == nil && !l.orphan.ended {
 		const often = 500 // for ctx
 		fds := []unix.PollFd{{Fd: int32(l.orphan.news), Events: unix.POLLIN}, {Fd: int32(l.orphan.daemon), Events: unix.POLLIN}}
 		n, err := unix.Poll(fds, often)
@@ -73,7 +100,12 @@ func (l *Life) orphaned(ctx context.Context) bool {
 					keeper = -1 // it has died, too
 				}
 				continue
-			case newsSpare, newsOver:
+			case newsSpare:
+				if pid == os.Getpid() {
+					continue
+				}
+				return false
+			case newsOver:
 				return false
 			}
 			_ = unix.Close(l.orphan.news) // the daemon ends, which has it open
@@ -95,7 +127,7 @@ func (o *orphan) close() {
 			_ = unix.Close(fd) // only looked at
 		}
 	}
-	*o = orphan{-1, -1}
+	*o = orphan{daemon: -1, news: -1}
 }
 
 // awaitEnd waits until a process has ended, at most for a time.
@@ -130,14 +162,14 @@ func (l *Life) tellSpares() error {
 }
 
 // tellOrphans tells spares of keepers that have died, and with newsOver all. The caller has the lock.
-func (l *Life) tellOrphans(word byte) {
+func (l *Life) tellOrphans(word byte, pid int) {
 	orphans := l.tells
 	if word != newsOver {
 		orphans = l.tells[:max(len(l.tells)-1, 0)]
 	}
 	var p [newsSize]byte
 	p[0] = word
-	binary.LittleEndian.PutUint32(p[1:], uint32(l.pid))
+	binary.LittleEndian.PutUint32(p[1:], uint32(pid))
 	for _, fd := range orphans {
 		_, _ = unix.Write(fd, p[:]) // one that has gone needs no telling
 		if word != newsKeeper {
@@ -147,4 +179,82 @@ func (l *Life) tellOrphans(word byte) {
 	if word != newsKeeper {
 		l.tells = l.tells[len(orphans):]
 	}
+}
+
+// Secure has other processes hold the mount before this daemon answers, where it goes on without a keeper: it may be killed next, and the keeper that it
+// starts, before that one has a spare. So it starts a spare itself, which waits as one does whose keeper has died.
+func (l *Life) Secure(log *slog.Logger) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.bereft {
+		return
+	}
+	l.log = log
+	if l.socket >= 0 {
+		_ = unix.Close(l.socket) // of a peer that is gone
+		l.socket = -1
+	}
+	if !l.alone {
+		if err := l.startSpare(); err != nil {
+			log.Warn("no daemon waits for its turn", "reason", err)
+		}
+	}
+	if err := l.startKeeper("", nil); err != nil {
+		log.Warn("a keeper could not be started", "reason", err) // Begin tries again
+		return
+	}
+	l.told = true
+}
+
+// startSpare starts a spare that has no keeper. The caller has the lock.
+func (l *Life) startSpare() error {
+	if len(l.kept) > queued {
+		return errors.New("the daemon keeps too much")
+	}
+	self, err := ownPidfd()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = self.Close() }() // the spare has its own
+	var ends [2]int
+	if err := unix.Pipe2(ends[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(ends[0]) }() // likewise
+	held := say("HELD=1", "NICE="+strconv.Itoa(l.nice), "DAEMON="+strconv.Itoa(os.Getpid()), "SERVED=1", "REST=1").with(ends[0])
+	cmd := command("/proc/self/exe", os.Args, ByKeeper, true)
+	socket, err := startWith(cmd, l.kept, int(self.Fd()), held)
+	if err != nil {
+		_ = unix.Close(ends[1]) // nobody listens
+		return err
+	}
+	_ = unix.Close(socket) // it has no keeper
+	l.tells = append(l.tells, ends[1])
+	niceAll(strconv.Itoa(cmd.Process.Pid), min(l.nice+spareNice, niceLeast))
+	go func() { _ = cmd.Wait() }() // ends with the spare
+	return nil
+}
+
+// stay has this daemon, whose turn has come, be woken no more where somebody stops it.
+func (l *Life) stay() {
+	if l.stir != nil {
+		l.stir()
+		l.stir = nil
+	}
+}
+
+// wakes has the kernel wake this process when its parent ends: somebody may have stopped it, and it may be all that is left. end undoes that. The kernel
+// keeps such a wish for a thread.
+func wakes() (end func()) {
+	over, there, gone := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	go func() { // ends with end, or the process
+		defer close(gone)
+		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		_ = unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGCONT), 0, 0, 0)
+		close(there)
+		<-over
+		_ = unix.Prctl(unix.PR_SET_PDEATHSIG, 0, 0, 0, 0) // the first thread stays
+	}()
+	<-there
+	return func() { close(over); <-gone }
 }

@@ -93,8 +93,7 @@ func (k *keeper) retire(d *daemon, m *message) {
 		k.drop(k.next)
 		k.next = nil
 	}
-	k.drop(k.spare.daemon)
-	k.spare.daemon = nil
+	k.dropSpares()
 	_ = send(m.fd, say("DUTY=1")) // where the new keeper has died, the daemon starts another
 	k.ended = true
 }

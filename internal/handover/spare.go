@@ -30,6 +30,7 @@ const (
 // spare is what a keeper has of the daemon that waits for its turn.
 type spare struct {
 	daemon *daemon   // nil for none
+	after  *daemon   // waits for the turn after that one's; nil for none, and while nobody dies
 	wanted bool      // by the daemon that serves
 	due    time.Time // when one is to be started; zero for never
 	died   int       // in a row
@@ -49,17 +50,51 @@ func (s *spare) timeout(most int) int {
 
 // renewSpare has a spare started after a time. One that is there does not know what has changed, and goes.
 func (k *keeper) renewSpare(after time.Duration) {
-	k.drop(k.spare.daemon)
-	k.spare.daemon, k.spare.due = nil, time.Now().Add(max(after, spareDelay))
+	k.dropSpares()
+	k.spare.due = time.Now().Add(max(after, spareDelay))
 	if !k.spare.wanted || k.before != nil {
 		k.spare.due = time.Time{}
+	}
+}
+
+func (k *keeper) dropSpares() {
+	k.drop(k.spare.daemon)
+	k.drop(k.spare.after)
+	k.spare.daemon, k.spare.after = nil, nil
+}
+
+// startAfter starts the next spare as soon as the daemon that serves dies: the one that takes its place, and this keeper, may be killed before that spare would
+// be due. It holds the mount from its first moment, and rests a while, since readers come first.
+func (k *keeper) startAfter(next *daemon) {
+	s := &k.spare
+	if k.ended || !s.wanted || s.after != nil || k.before != nil || next.pidfd < 0 {
+		return
+	}
+	var ends [2]int
+	err := unix.Pipe2(ends[:], unix.O_CLOEXEC|unix.O_NONBLOCK)
+	if err == nil {
+		var d *daemon
+		_ = send(next.socket, say("TELLS=1").with(ends[1])) // where it has died, that is seen
+		if d, err = k.start(k.program, true, next, ends[0]); err == nil {
+			d.early = true
+			if next == k.next {
+				s.daemon = d
+			} else {
+				s.after = d
+			}
+		}
+		_ = unix.Close(ends[0]) // each has its own
+		_ = unix.Close(ends[1])
+	}
+	if err != nil {
+		k.say("no daemon waits for its turn: %v", err)
 	}
 }
 
 // tellSpare tells the daemon that serves which process waits for its turn, for its status.
 func (k *keeper) tellSpare() {
 	pid := 0
-	if d := k.spare.daemon; d != nil && d.prepared {
+	if d := k.spare.daemon; d != nil && d.prepared && !d.early {
 		pid = d.pid
 	}
 	if k.now.socket >= 0 {
@@ -78,10 +113,15 @@ func (k *keeper) decideSpare() (err error) {
 		if s.died++; s.died >= sparesMax {
 			s.wanted, err = false, errors.New("eight have died in a row")
 		}
+		if s.after != nil { // the one that serves is dying
+			k.drop(d)
+			s.daemon, s.after = s.after, nil
+			return err
+		}
 		k.renewSpare(sparePause << s.died)
 		k.tellSpare()
-	case d != nil && k.died != 0 && k.next == nil:
-		s.daemon, s.due = nil, time.Time{}
+	case d != nil && k.died != 0 && k.next == nil && k.tries < triesMax && k.short <= shortLivesMax:
+		s.daemon, s.after, s.due = s.after, nil, time.Time{}
 		if !d.prepared && time.Since(d.began) > spareStart {
 			k.drop(d)
 			return nil
@@ -92,12 +132,11 @@ func (k *keeper) decideSpare() (err error) {
 		k.tries++
 	case d == nil && k.died == 0 && k.next == nil && !s.due.IsZero() && time.Now().After(s.due):
 		s.due = time.Time{}
-		if s.daemon, err = k.start(k.program, true); err != nil {
+		if s.daemon, err = k.start(k.program, true, k.now, k.news); err != nil {
 			k.renewSpare(sparePause << s.died)
 			s.died = min(s.died+1, sparesMax)
 			return err
 		}
-		niceAll(strconv.Itoa(s.daemon.pid), min(k.nice+spareNice, niceLeast)) // until its turn comes
 	}
 	return err
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"os"
 	"runtime/debug"
 	"sync"
@@ -16,7 +17,7 @@ import (
 
 // Suspects are the requests that daemons handle, in memory that all lives share. A request that ends each daemon which handles it would end
 // the mount, since the kernel sends it again to the next. So a request that was being handled at two deaths by a panic or a fatal error of the
-// Go runtime is refused. A request that was being handled at one such death is a suspect. Suspects are handled one at a time, so that the one that
+// Go runtime is refused. So is other work that the next daemon begins again ([Suspects.BeginTask]). A request that was being handled at one such death is a suspect. Suspects are handled one at a time, so that the one that
 // ends daemons is found, and others are not refused with it.
 //
 // The runtime tells of these deaths itself: it writes its last words behind the table. SIGKILL leaves none, so upgrades, the out-of-memory killer
@@ -84,9 +85,16 @@ func AdoptSuspects(f *os.File) (s *Suspects, said string, err error) {
 	}
 	said = s.lastWords(info.Size())
 	for i := range s.slot {
-		s.slot[i].survived(said != "")
-		if number := s.slot[i].request.Load(); number != 0 {
-			s.known[number] = &s.slot[i]
+		p := &s.slot[i]
+		p.survived(said != "")
+		number := p.request.Load()
+		switch other := s.known[number]; {
+		case number == 0:
+		case other == nil:
+			s.known[number] = p
+		default: // work may be done twice at once
+			other.state.Store(max(other.state.Load(), p.state.Load()))
+			p.free()
 		}
 	}
 	s.left.Store(int64(len(s.known)))
@@ -133,17 +141,44 @@ type Mark struct {
 // Begin marks a request that is about to be handled. ok is false where the request is to be refused. Otherwise the caller calls End.
 func (s *Suspects) Begin(unique uint64) (m Mark, ok bool) {
 	again, number := Resent(unique)
-	if again && s.left.Load() > 0 {
-		if p := s.suspected(number); p != nil {
-			if p.state.Load()>>1 >= deathsMost {
+	return s.begin(number, again)
+}
+
+// BeginTask is Begin for work that comes again without the kernel: a message of the control channel, which its client repeats at the next
+// daemon, or a publishing that nobody waits for. Work is of a user and a kind. What has ended two daemons is refused until [Suspects.Pardon].
+// Work within a request, or other work, is not marked: it would wait for its own turn.
+func (s *Suspects) BeginTask(uid uint32, kind string, what []byte) (m Mark, ok bool) {
+	sum := crc32.Update(castagnoli([]byte(kind)), crc32.MakeTable(crc32.Castagnoli), what)
+	return s.begin(taskNumber|uint64(uid)<<32&(taskNumber-1)|uint64(sum), true) // no user can have the number of another's work
+}
+
+// taskNumber is set in the numbers of work that the kernel does not count.
+const taskNumber = 1 << 62
+
+func (s *Suspects) begin(number uint64, again bool) (m Mark, ok bool) {
+	for again && s.left.Load() > 0 {
+		p := s.suspected(number)
+		if p == nil {
+			break
+		}
+		if p.state.Load()>>1 >= deathsMost {
+			if number&taskNumber == 0 { // the kernel does not send it again
 				s.forget(p)
-				return m, false
 			}
-			s.turn <- struct{}{}
-			m = Mark{p, time.AfterFunc(suspectTurn, func() { <-s.turn })}
-			p.state.Add(1)
+			return m, false
+		}
+		s.turn <- struct{}{}
+		switch {
+		case s.suspected(number) != p: // the same work has had its turn meanwhile
+			<-s.turn
+			continue
+		case p.state.Load()&1 != 0: // the same work has, and takes long
+			<-s.turn
 			return m, true
 		}
+		m = Mark{p, time.AfterFunc(suspectTurn, func() { <-s.turn })}
+		p.state.Add(1)
+		return m, true
 	}
 	const golden = 0x9e3779b97f4a7c15 // spreads numbers that follow one another
 	for at, i := number*golden>>32, uint64(0); i < suspectTries; i++ {
@@ -167,6 +202,17 @@ func (s *Suspects) End(m Mark) {
 	default:
 		m.slot.free()
 	}
+}
+
+// Pardon forgets all deaths: the next program may handle what ended the one before.
+func (s *Suspects) Pardon() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for number, p := range s.known {
+		delete(s.known, number)
+		p.free()
+	}
+	s.left.Store(0)
 }
 
 // suspected finds a request among those that were being handled at a death.

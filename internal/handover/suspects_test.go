@@ -103,3 +103,59 @@ func TestSuspectsTakeTurns(t *testing.T) {
 		s.End(<-served)
 	})
 }
+
+// TestTasksThatEndDaemons: work that has ended two daemons is refused each time, for its user alone, until an upgrade. The same work of two clients at once
+// counts once, and takes turns.
+func TestTasksThatEndDaemons(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		does := func(s *Suspects, uid uint32, what string) Mark {
+			t.Helper()
+			m, ok := s.BeginTask(uid, "publish", []byte(what))
+			if !ok {
+				t.Fatalf("%s of user %d is refused", what, uid)
+			}
+			return m
+		}
+		s := newSuspects(t)
+		s.End(does(s, 1, "done"))
+		does(s, 1, "step")
+		does(s, 1, "step")
+		s = died(t, s, "panic: oops\n")
+		if n := s.left.Load(); n != 1 {
+			t.Fatalf("there are %d suspects", n)
+		}
+		s.End(does(s, 2, "step")) // of others
+		first, second := does(s, 1, "step"), make(chan Mark)
+		go func() { second <- does(s, 1, "step") }() // ends with its turn
+		synctest.Wait()
+		select {
+		case <-second:
+			t.Fatal("suspects are handled at once")
+		default:
+		}
+		s.End(first)
+		s.End(<-second)
+		if n := s.left.Load(); n != 0 {
+			t.Fatalf("%d suspects are left", n)
+		}
+		for range 2 {
+			does(s, 1, "step")
+			s = died(t, s, "panic: oops\n")
+		}
+		for range 3 {
+			if _, ok := s.BeginTask(1, "publish", []byte("step")); ok {
+				t.Error("work that has ended two daemons is not refused")
+			}
+			s = died(t, s, "")
+		}
+		s.End(does(s, 2, "step"))
+		s.End(does(s, 1, "another"))
+		s.Pardon()
+		s.End(does(s, 1, "step"))
+		for i := range s.slot {
+			if s.slot[i].request.Load() != 0 {
+				t.Error("a slot is left")
+			}
+		}
+	})
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"runtime/debug"
 	"strconv"
 	"strings"
@@ -30,24 +31,23 @@ func (l *Life) Prepared(ctx context.Context, meanwhile func() error) (Death, err
 	case l.notify != "":
 		return Death{How: "crash"}, nil
 	}
-	if err := send(l.socket, say("PREPARED=1")); err != nil && !l.spare { // a spare learns below that its keeper has gone
+	if err := send(l.socket, say("PREPARED=1")); err != nil && !l.orphan.may() { // that its keeper has gone is seen below
 		return Death{}, err
 	}
 	if l.spare {
 		debug.FreeOSMemory() // of what was read
-		if err := l.idle(ctx, meanwhile); err != nil {
-			return Death{}, err
-		}
 	}
 	defer l.orphan.close()
-	m, err := receive(l.socket)
-	for err == nil && m.fields["ADOPT"] == "" && m.fields["FDNAME"] != "" { // since this daemon has started
-		l.update(m.fields["FDNAME"], m.fd)
-		m, err = receive(l.socket)
+	m, err := l.await(ctx, meanwhile)
+	if errors.Is(err, errEnds) {
+		return Death{}, ErrNoTurn
 	}
 	switch {
 	case err != nil && l.orphaned(ctx):
 		Rename(DaemonComm)
+		l.stay()
+		hurry(os.Getpid()) // no keeper does it
+		l.bereft = true
 		death := Death{How: "crash", At: now(), PID: l.before}
 		l.death.Store(&death)
 		return death, nil
@@ -57,6 +57,7 @@ func (l *Life) Prepared(ctx context.Context, meanwhile func() error) (Death, err
 		return Death{}, fmt.Errorf("wait for the daemon before: %w", err)
 	case l.spare:
 		Rename(DaemonComm)
+		l.stay()
 	}
 	m.close()
 	at, err := strconv.ParseInt(m.fields["DIED"], 10, 64)
@@ -71,6 +72,34 @@ func (l *Life) Taken() error {
 	return ErrNoTurn
 }
 
+// errEnds says that a spare was told to end.
+var errEnds = errors.New("it was told to end")
+
+// await waits for the word that this daemon's turn has come, and takes what has changed until then.
+func (l *Life) await(ctx context.Context, meanwhile func() error) (m message, err error) {
+	for {
+		if l.spare {
+			if err := l.idle(ctx, meanwhile); err != nil {
+				return m, err
+			}
+		}
+		switch m, err = receive(l.socket); {
+		case err != nil:
+			return m, err
+		case m.fields["NEWS"] != "":
+			l.orphan.hears(m.fd)
+		case m.fields["TELLS"] != "":
+			l.mu.Lock()
+			l.tells = append(l.tells, m.fd)
+			l.mu.Unlock()
+		case m.fields["FDNAME"] != "":
+			l.update(m.fields["FDNAME"], m.fd)
+		default:
+			return m, nil
+		}
+	}
+}
+
 // idle waits for a message of the holder.
 func (l *Life) idle(ctx context.Context, meanwhile func() error) error {
 	const often = 5 * time.Second
@@ -79,7 +108,7 @@ func (l *Life) idle(ctx context.Context, meanwhile func() error) error {
 		n, err := unix.Poll(poll, int(often/time.Millisecond))
 		switch {
 		case ctx.Err() != nil:
-			return ErrNoTurn
+			return errEnds
 		case n > 0:
 			return nil
 		case err == nil:
@@ -91,6 +120,12 @@ func (l *Life) idle(ctx context.Context, meanwhile func() error) error {
 			return err
 		}
 	}
+}
+
+// rest lets readers come first, who wait for the daemon before this one. News, and the end of the holder, end the rest.
+func (l *Life) rest() {
+	poll := []unix.PollFd{{Fd: int32(l.socket), Events: unix.POLLIN}}
+	_, _ = unix.Poll(poll, int(spareDelay/time.Millisecond)) // an interruption shortens it
 }
 
 // update takes a file that the daemon before has kept meanwhile, or has forgotten: -1.

@@ -70,7 +70,7 @@ func (k *keeper) request() {
 	program, err := unix.FcntlInt(uintptr(m.fd), unix.F_DUPFD_CLOEXEC, 100)
 	m.close()
 	if err == nil {
-		k.next, err = k.start(program, false)
+		k.next, err = k.start(program, false, k.now, -1)
 	}
 	if err != nil {
 		refuse(err.Error())

@@ -3,6 +3,7 @@ package handover_test
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -93,7 +94,8 @@ func TestNextDaemonIsKilled(t *testing.T) {
 	for range setting(t, "HBMFS_HANDOVERS", 12) {
 		for m.PID = m.Status(t).PID; killed[m.PID]; m.PID = m.Status(t).PID { // one that was killed may still answer
 		}
-		known := map[int]bool{m.PID: true}
+		known := maps.Clone(killed) // one may not have ended yet
+		known[m.PID] = true
 		must(t, syscall.Kill(m.PID, syscall.SIGKILL))
 		for range 1 + random.IntN(2) {
 			pid := m.nextDaemon(t, keeper, known)

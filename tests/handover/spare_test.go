@@ -134,12 +134,23 @@ func TestSpareIsStopped(t *testing.T) {
 	}
 }
 
-// A daemon that serves stays stopped when its keeper is killed. Only a stopped spare is woken.
+// A daemon that serves stays stopped when its keeper is killed, also one that was a spare. Only a stopped spare is woken.
 func TestServingDaemonStaysStopped(t *testing.T) {
 	blackbox.NeedRoot(t)
 	source, _ := mounttest.ShardedTokens(t, suite, 2, 1000)
 	m := mount(t, source, "--no-spare")
 	m.NeedHandover(t)
+	staysStopped(t, m)
+	m = mount(t, source)
+	spare := m.waitForSpare(t, 0)
+	staysStopped(t, m)
+	if m.PID != spare {
+		t.Errorf("process %d serves, want the spare %d", m.PID, spare)
+	}
+}
+
+func staysStopped(t *testing.T, m *mounted) {
+	t.Helper()
 	m.Crash(t)
 	s := m.Status(t)
 	m.PID = s.PID // a child of the keeper

@@ -3,6 +3,7 @@ package handover_test
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -18,6 +19,15 @@ type storm struct {
 	*mounted
 	random *rand.Rand
 	round  int
+	count  map[string]int // of what was killed, in which time
+}
+
+// report says how often what was killed.
+func (s *storm) report(t *testing.T) {
+	t.Helper()
+	for _, kills := range slices.Sorted(maps.Keys(s.count)) {
+		t.Logf("%4d times %s", s.count[kills], kills)
+	}
 }
 
 // victim is a process to kill, so long after the one before.
@@ -29,11 +39,19 @@ type victim struct {
 // run kills once a daemon waits for its turn, and asks for a name that nobody has asked for: the kernel answers for others also when the mount is lost.
 func (s *storm) run(t *testing.T, victims ...victim) {
 	t.Helper()
-	s.round++
 	s.settled(t)
+	s.strike(t, victims...)
+}
+
+// strike is run, whether or not a daemon waits for its turn.
+func (s *storm) strike(t *testing.T, victims ...victim) {
+	t.Helper()
+	s.round++
 	now := s.Status(t)
 	var killed []int
+	what, span := "", time.Duration(0)
 	for _, v := range victims {
+		what, span = what+" "+v.what, max(span, v.after)
 		time.Sleep(v.after)
 		pid := now.PID
 		if v.what == "keeper" {
@@ -48,7 +66,7 @@ func (s *storm) run(t *testing.T, victims ...victim) {
 				})
 			}
 		}
-		if !slices.Contains(killed, pid) {
+		if pid != 0 && !slices.Contains(killed, pid) { // 0: the status names no keeper
 			must(t, syscall.Kill(pid, syscall.SIGKILL))
 			killed = append(killed, pid)
 		}
@@ -67,6 +85,14 @@ func (s *storm) run(t *testing.T, victims ...victim) {
 		t.Fatalf("round %d, %v: a reader hangs\n%s", s.round, victims, s.LogText(t))
 	}
 	s.PID = s.Status(t).PID
+	within := "2 ms"
+	if span > 2*time.Millisecond {
+		within = "2 s"
+	}
+	if s.count == nil {
+		s.count = map[string]int{}
+	}
+	s.count[fmt.Sprintf("%s, each after 0 to %s", what[1:], within)]++
 }
 
 // settled waits until the daemon has one keeper, and that one a spare.
@@ -111,6 +137,41 @@ func TestKeepersAndDaemonAreKilled(t *testing.T) {
 		}
 		s.run(t, victims...)
 	}
+	s.report(t)
+	for _, err := range stop().wrong {
+		t.Error(err)
+	}
+}
+
+// The daemon that has just answered, and its keeper, are killed in turn before another daemon has read the state: some process holds the mount from its first
+// moment. Pairs and triples follow each other after 0 to 2 ms, or 0 to 2 s.
+func TestTheNextOnesAreKilledAtOnce(t *testing.T) {
+	m, _, stop := mountOfTwo(t)
+	s := &storm{mounted: m, random: rand.New(rand.NewPCG(14, 15))}
+	orders := append([][]string{{"daemon"}}, orders...)
+	for i := range setting(t, "HBMFS_HANDOVERS", 12) {
+		s.settled(t)
+		for strike := range 3 {
+			most := 2 * time.Millisecond
+			if i%4 == 3 && strike > 0 {
+				most = 2 * time.Second
+			}
+			var victims []victim
+			for _, what := range orders[(i+strike)%len(orders)] {
+				victims = append(victims, victim{what, s.upTo(2 * time.Millisecond)})
+			}
+			if strike > 0 {
+				victims[0].after = s.upTo(most)
+			}
+			if i%3 == 0 {
+				for j := range victims {
+					victims[j].after = 0
+				}
+			}
+			s.strike(t, victims...)
+		}
+	}
+	s.report(t)
 	for _, err := range stop().wrong {
 		t.Error(err)
 	}
@@ -129,6 +190,7 @@ func TestStoppedSpareIsAllThatIsLeft(t *testing.T) {
 		}
 		s.run(t, victims...)
 	}
+	s.report(t)
 	for _, err := range stop().wrong {
 		t.Error(err)
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/cufile/kv"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/blackbox/thin"
 )
 
 // disk is a filesystem on a loop device, whose image lies on a tmpfs: it is thin, and full when the test says so.
@@ -208,12 +209,10 @@ func TestLostBlocksAreNoHits(t *testing.T) {
 		v := on(t, d.point)
 		v.fillWith(t, keys)
 		v.sync(t, "slab")
-		slab, err := os.OpenFile(filepath.Join(v.dir, "model", "slab"), os.O_RDWR, 0)
-		must(t, err)
-		for slot := range int64(20) {
-			must(t, unix.Fallocate(int(slab.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, slot*lostBlock+(64<<10), 64<<10))
+		for slot := range uint64(20) {
+			thin.Lose(t, d.image, filepath.Join(v.dir, "model", "slab"), slot*lostBlock+(64<<10), 64<<10)
 		}
-		must(t, slab.Close())
+		v.forget(t)
 		if hits, damaged := v.isRight(t, keys); damaged != 20 || hits != len(keys)-20 {
 			t.Errorf("%d blocks are hits, %d are damaged, want 20 damaged", hits, damaged)
 		}

@@ -189,6 +189,44 @@ func TestVolumeDrains(t *testing.T) {
 	showsCheckpoints(t, m, want)
 }
 
+// TestDrainedEmptyDirectories: a mount of the place shows directories that have nothing in them, which no object tells of.
+func TestDrainedEmptyDirectories(t *testing.T) {
+	needS3(t)
+	blackbox.NeedRoot(t)
+	p, bucket, dir, point := newProxy(t, s3.socket), s3.bucket(t), suite.NewDir(t), suite.NewDir(t)
+	to := s3Source(p, bucket+"/run")
+	log := filepath.Join(suite.NewDir(t), "log")
+	v, err := suite.Mount(t.Context(), dir, point, "--checkpoints", "--log-file", log)
+	must(t, err)
+	must(t, os.MkdirAll(v.Path("step.tmp", "a/b"), 0o755))
+	must(t, os.MkdirAll(v.Path("step.tmp", "c/d/e"), 0o755))
+	must(t, os.WriteFile(v.Path("step.tmp", "c/file"), []byte("bytes"), 0o644))
+	must(t, os.Rename(v.Path("step.tmp"), v.Path("step")))
+	v.EndsWellYet(t, log, patience)
+	_, err = suite.Output(t.Context(), "checkpoint", "drain", dir, to)
+	must(t, err)
+	m := mount(t, to, "")
+	for _, name := range []string{"a", "a/b", "c/d/e"} {
+		info, err := os.Stat(m.Path("step", name))
+		if err != nil || !info.IsDir() {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if names, err := os.ReadDir(m.Path("step", "a/b")); err != nil || len(names) > 0 {
+		t.Errorf("a/b has %v, %v", names, err)
+	}
+	for _, of := range []string{m.Path("step"), filepath.Join(dir, "step")} {
+		if out, err := suite.Output(t.Context(), "checkpoint", "verify", of); err != nil {
+			t.Errorf("verify: %v %s", err, out)
+		}
+	}
+	must(t, os.Remove(filepath.Join(dir, "step", "a/b")))
+	if out, err := suite.Command(t.Context(), "checkpoint", "verify", filepath.Join(dir, "step")).CombinedOutput(); err == nil || !strings.Contains(string(out), `"a/b"`) {
+		t.Errorf("verify of a checkpoint without an empty directory: %v %s", err, out)
+	}
+	m.end(t)
+}
+
 // TestDrainGoesOnThroughUpgrades replaces the daemon of a volume while a file is on its way. The next daemon goes on with the upload, and sends
 // nothing again that is there. With MinIO, for which there is more time, it does so twice.
 func TestDrainGoesOnThroughUpgrades(t *testing.T) {

@@ -95,6 +95,30 @@ func (d *Disk) Starve(t testing.TB, file string) {
 	}
 }
 
+// Lose has a disk lose n bytes of a file, from an offset on, which lie in one piece. image is the file behind the disk.
+func Lose(t testing.TB, image, file string, offset, n uint64) {
+	t.Helper()
+	f, err := os.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = f.Close() }() // opened for reading
+	disk, err := os.OpenFile(image, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = disk.Close() }() // no bytes were written
+	for _, e := range extents(t, f) {
+		if e.Logical <= offset && offset+n <= e.Logical+e.Length {
+			if err := unix.Fallocate(int(disk.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(e.Physical+offset-e.Logical), int64(n)); err != nil {
+				t.Fatal(err)
+			}
+			return
+		}
+	}
+	t.Fatalf("%s has no piece of %d bytes at %d", file, n, offset)
+}
+
 // Feed has the disk get blocks again. What was lost stays lost.
 func (d *Disk) Feed(t testing.TB) {
 	t.Helper()

@@ -34,7 +34,7 @@ func All() map[string][]string {
 			"test_permutation.py", "test_resume.py", "test_stream_faults.py", "test_token_stream.py", "test_workers.py",
 		},
 		"checkpoints": {
-			"test_checkpoints.py", "test_checkpoints_ended.py", "test_checkpoints_ranks.py", "test_publishing.py", "test_saves.py", "test_volume.py",
+			"test_checkpoints.py", "test_checkpoints_ended.py", "test_checkpoints_ranks.py", "test_publishing.py", "test_saves.py", "test_thin_disk.py", "test_volume.py",
 			"test_writer.py",
 		},
 		"dcp": {"test_dcp.py", "test_dcp_group.py", "test_dcp_stager.py", "test_dcp_writer.py", "test_dcp_writer_group.py"},
