@@ -7,7 +7,6 @@ import (
 	"github.com/hbmfs/hbmfs/internal/device"
 	"github.com/hbmfs/hbmfs/internal/direct"
 	"github.com/hbmfs/hbmfs/internal/driver"
-	"github.com/hbmfs/hbmfs/internal/mapped"
 	"github.com/hbmfs/hbmfs/internal/sequences"
 	"github.com/hbmfs/hbmfs/internal/widen"
 )
@@ -62,23 +61,4 @@ const (
 // and a broken set-up can crash or hang: only a process of its own can be asked strictly.
 func Prove(ctx context.Context, command []string, l Libraries, device int, file *os.File) Proof {
 	return direct.Prove(ctx, command, l, device, file)
-}
-
-// Shared is registrations that several Readers of one process have in common, one Reader for each GPU as a rule: a
-// window of a file is registered once, and all of them read from it. Without it each Reader registers for itself, which
-// costs the time again, and pins memory that counts again.
-//
-//	s, err := cufile.NewShared(4, cufile.Options{})
-//	for gpu := range 4 {
-//		r, err := cufile.New(ctx, cufile.Options{Device: gpu, Readers: 4, Share: s})
-//	}
-//	// close the Readers, then s
-type Shared = mapped.Shared
-
-// NewShared makes room for so many Readers. Of o it takes Window and Pinned, which is for all of them.
-func NewShared(readers int, o Options) (*Shared, error) {
-	if err := o.setDefaults(); err != nil {
-		return nil, err
-	}
-	return mapped.NewShared(readers, o.Window, o.Pinned)
 }

@@ -341,8 +341,8 @@ func TestAllocation(t *testing.T) {
 	if err := a.CopyTo(make([]byte, 1), 0); !errors.Is(err, ErrClosed) {
 		t.Errorf("copy of what is free: %v", err)
 	}
-	if n := ask(t, o.Libraries.CUDA, "fake_cuda_retained"); n != 1 {
-		t.Errorf("%d references to the context, want the Reader's", n)
+	if n := ask(t, o.Libraries.CUDA, "fake_cuda_retained"); n != 2 {
+		t.Errorf("%d references to the context, want the Reader's and its registrations'", n)
 	}
 }
 

@@ -67,7 +67,6 @@ const fewCPUs = 4
 // reason stand in parentheses, and details after a semicolon: see package tally.
 func (t *transfer) choose(ctx context.Context, pieces []source.Piece) (c Choice, cold bool, err error) {
 	f, o := t.f, &t.f.r.opt
-	t.plan = nil
 	switch {
 	case o.Device == HostDevice:
 		return Choice{Host, onHost}, false, nil
@@ -85,12 +84,9 @@ func (t *transfer) choose(ctx context.Context, pieces []source.Piece) (c Choice,
 	if err != nil || ok {
 		return Choice{Direct, why}, false, err
 	}
-	plan := f.r.mapped.Plan(pieces)
-	if plan.Registered() {
-		t.plan = plan
+	if f.r.mapped.Sees(pieces) {
 		return Choice{Mapped, seenWhy}, false, nil
 	}
-	plan.End()
 	fraction, known := source.Resident(pieces)
 	if !known {
 		return Choice{Staged, "the kernel does not say what is in the page cache; " + why}, false, nil
@@ -108,7 +104,7 @@ func (t *transfer) choose(ctx context.Context, pieces []source.Piece) (c Choice,
 		once += fmt.Sprintf(" by each of several readers (%d)", readers)
 	}
 	switch cpus := runtime.NumCPU(); {
-	case readers > 1 && o.Share != nil:
+	case readers > 1 && f.r.mapped.Devices() > 1:
 		return Choice{Mapped, once + ", which share registrations"}, false, nil
 	case cpus < fewCPUs*readers:
 		return Choice{Mapped, fmt.Sprintf("%s, and there are few CPUs (%d)", once, cpus)}, false, nil

@@ -38,12 +38,10 @@ type Options struct {
 	Arena   int64 // bytes of memory for views, taken at the first one, 0 means 1 GiB (256 MiB on the host)
 
 	// Window is the bytes that the mapped path registers at a time, 0 means 128 MiB. Pinned bounds all registrations
-	// that are kept, 0 means a quarter of the RAM, at most 16 GiB; it is no less than two windows.
+	// that are kept, 0 means a quarter of the RAM, or of the memory that the process's control group may have; it is no less than two windows. Readers of a process with the same
+	// Window and Pinned, also those of several GPUs, share their registrations, which Pinned bounds together.
 	Window int64
 	Pinned int64
-
-	// Share is registrations that several Readers have in common; then its Window and Pinned count. May be nil.
-	Share *Shared
 
 	// Descriptors bounds the backing files of mounts that are kept open, 0 means a quarter of RLIMIT_NOFILE, at most
 	// 16,384, and for a GPU a 16th of a limit up to 4,096. For a GPU each may have two descriptors, the second one with O_DIRECT. Shards are opened to be registered
@@ -87,11 +85,12 @@ func (o *Options) setDefaults() error {
 		}
 	}
 	if o.Pinned == 0 {
-		o.Pinned = 16 << 30
+		limit, _ := device.GroupLimit("/")
 		var info unix.Sysinfo_t
 		if unix.Sysinfo(&info) == nil {
-			o.Pinned = min(o.Pinned, int64(info.Totalram*uint64(info.Unit)/4))
+			limit = min(limit, int64(info.Totalram*uint64(info.Unit)))
 		}
+		o.Pinned = max(limit/4, arena.Unit)
 	}
 	if o.Descriptors == 0 {
 		o.Descriptors = mostDescriptors
@@ -231,18 +230,18 @@ func (r *Reader) startGPU(ctx context.Context) error {
 // startOnCrew makes what works by the crew's threads.
 func (r *Reader) startOnCrew(ctx context.Context) (err error) {
 	o := &r.opt
-	r.staged = staged.New(staged.Options{Crew: r.crew, Host: o.Device == HostDevice, Threads: o.Threads, Slot: o.Slot, Adapt: o.adapt, Readers: o.Readers})
+	r.staged = staged.New(staged.Options{Crew: r.crew, CUDA: r.device.CUDA, Host: o.Device == HostDevice, Threads: o.Threads, Slot: o.Slot, Adapt: o.adapt, Readers: o.Readers})
 	r.widen = widen.New(r.crew, o.Threads)
 	r.sequences = sequences.New(r.device, r.crew, o.Threads)
 	r.arena, err = arena.New(ctx, arena.Options{Device: r.device, Crew: r.crew, Threads: o.Threads, Step: o.Slot, Bytes: o.Arena})
 	return err
 }
 
-// startMover starts the thread that registers, with windows of its own or shared ones.
+// startMover starts the thread that registers.
 func (r *Reader) startMover() (err error) {
 	const table = 1 << 20 // bytes of a gather's table: this thread's slots hold nothing else
-	r.mapped, err = mapped.NewMover(mapped.Options{CUDA: r.device.CUDA, Context: r.device.Context, Device: r.device.GPU.Device, Near: driver.NearCPUs(r.device.GPU.NUMA),
-		Slot: min(r.opt.Slot, table), Window: r.opt.Window, Pinned: r.opt.Pinned, Shared: r.opt.Share})
+	r.mapped, err = mapped.NewMover(mapped.Options{CUDA: r.device.CUDA, Library: r.opt.Libraries.CUDA, Context: r.device.Context, Device: r.device.GPU.Device,
+		Near: driver.NearCPUs(r.device.GPU.NUMA), Slot: min(r.opt.Slot, table), Window: r.opt.Window, Pinned: r.opt.Pinned})
 	return err
 }
 
@@ -312,9 +311,6 @@ func (r *Reader) release() error {
 	}
 	var errs []error
 	if r.mapped != nil {
-		if err := r.mapped.StopFilling(); err != nil {
-			return err
-		}
 		if !r.over {
 			err := r.mapped.Thread.DoAtLast(crew.ClosePatience, func(w *crew.Worker) error {
 				r.freed = r.releaseGPU(w)
@@ -335,7 +331,10 @@ func (r *Reader) release() error {
 		errs = append(errs, r.arena.Close())
 	}
 	if r.mapped != nil {
-		r.mapped.Detach()
+		err := r.mapped.Detach()
+		if errs = append(errs, err); errors.Is(err, ErrUnderWay) {
+			return errors.Join(errs...)
+		}
 	}
 	return errors.Join(append(errs, r.device.Close())...)
 }
@@ -382,5 +381,5 @@ func (r *Reader) letGo(ctx context.Context, files []*source.Backing) error {
 // releaseGPU runs on a thread with the context. The order matters: cuFile may deadlock when memory goes before it.
 func (r *Reader) releaseGPU(w *crew.Worker) error {
 	w.Retire()
-	return errors.Join(r.direct.Stop(), r.widen.Unload(w.CUDA), r.sequences.Unload(w.CUDA), r.mapped.Discard(w), r.arena.Close())
+	return errors.Join(r.direct.Stop(), r.widen.Unload(w.CUDA), r.staged.Unload(), r.sequences.Unload(w.CUDA), r.mapped.Discard(w), r.arena.Close())
 }

@@ -3,7 +3,6 @@ package cufile
 import (
 	"context"
 	"errors"
-	"slices"
 	"sync"
 
 	"github.com/hbmfs/hbmfs/internal/crew"
@@ -21,14 +20,8 @@ type part struct {
 	spans []source.Span
 }
 
-// scatterUnseen moves spans that the GPU may not see yet, of all files at once: by one launch where they are at hand, and else file by file. One that fails
-// ends the others. The choice is that of the first bytes.
+// scatterUnseen moves spans that the GPU may not see yet, of all files at once. One that fails ends the others. The choice is that of the first bytes.
 func scatterUnseen(ctx context.Context, to crew.Destination, parts []part) (total Result, err error) {
-	if len(parts) > 1 && to.Form == nil {
-		if total, err = scatterTogether(ctx, to, parts); !errors.Is(err, mapped.ErrApart) {
-			return total, err
-		}
-	}
 	inner, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	results := make([]Result, len(parts))
@@ -81,10 +74,10 @@ func tookRows(parts []part, rows []mapped.Rows, err error) (total Result, missin
 
 // seesRows says whether the GPU may see rows.
 func (r *Reader) seesRows() bool {
-	return r.mapped != nil && r.opt.Share == nil && (r.opt.Path == Auto || r.opt.Path == Mapped) && r.mapped.PinnedBytes() > 0
+	return r.mapped != nil && r.mapped.PinnedBytes() > 0
 }
 
-// seenRows gives the rows of parts that the GPU may see, small ones of files of one Reader.
+// seenRows gives the rows of parts that the GPU may see, small ones of files of Readers that share registrations.
 func seenRows(parts []part) ([]mapped.Rows, error) {
 	r := parts[0].file.r
 	if !r.seesRows() {
@@ -97,14 +90,15 @@ func seenRows(parts []part) ([]mapped.Rows, error) {
 			continue
 		}
 		placed, ok := p.file.source.(source.Placed)
-		if !ok || p.file.r != r || p.file.insideAll(p.spans) != nil { // the caller may have changed them
+		of := p.file.r
+		if !ok || !r.mapped.Shares(of.mapped) || of.opt.Path != Auto && of.opt.Path != Mapped || p.file.insideAll(p.spans) != nil { // the caller may have changed them
 			return nil, mapped.ErrApart
 		}
-		of := placed.Map()
-		if of == nil {
+		places := placed.Map()
+		if places == nil {
 			return nil, mapped.ErrApart
 		}
-		rows[i] = mapped.Rows{Of: of, Spans: p.spans}
+		rows[i] = mapped.Rows{Of: places, Watch: of.descriptors.Watch(), Spans: p.spans}
 		size, count = size+n, count+len(p.spans)
 	}
 	if count == 0 || size > bytesMoved || size/int64(count) >= r.device.CUDA.SmallPieces() {
@@ -121,71 +115,6 @@ func sizeOf(spans []source.Span) (n int64) {
 		n += spans[i].N
 	}
 	return n
-}
-
-// scatterTogether moves spans of several files whose bytes are open and registered with the GPU. Otherwise nothing was moved, and it
-// fails with [mapped.ErrApart]: the way of each file waits for what is missing, and finds what has moved.
-func scatterTogether(ctx context.Context, to crew.Destination, parts []part) (total Result, err error) {
-	transfers, plans := make([]*transfer, 0, len(parts)), make([]*mapped.Plan, 0, len(parts))
-	size := int64(0)
-	for _, p := range parts {
-		t := &transfer{f: p.file, spans: p.spans}
-		if t.size() == 0 {
-			continue
-		}
-		if size += t.size(); size > bytesMoved || p.file.r.mapped == nil {
-			return total, mapped.ErrApart
-		}
-		if t.locate(ctx, false) != nil || t.choice.Path != Mapped || len(t.groups) > 1 || slices.ContainsFunc(t.groups[0].Pieces, inline) {
-			return total, mapped.ErrApart
-		}
-		transfers = append(transfers, t)
-		if t.plan == nil {
-			t.plan = p.file.r.mapped.Plan(t.groups[0].Pieces)
-		}
-		plans = append(plans, t.plan)
-	}
-	if len(transfers) == 0 {
-		return total, mapped.ErrApart
-	}
-	for i, t := range transfers {
-		if err := t.holdOpen(); err != nil {
-			dropAll(transfers[:i], nil)
-			return total, mapped.ErrApart
-		}
-	}
-	_, finished, err := mapped.MoveTogether(ctx, &to, plans)
-	dropAll(transfers, finished)
-	if err != nil {
-		transfers[0].f.r.quiet(finished)
-		return Result{}, err
-	}
-	for _, t := range transfers {
-		moved := Moved{}
-		moved.count(Mapped, t.size())
-		t.f.account(moved, t.choice)
-		total.add(Result{moved, t.choice})
-	}
-	return total, nil
-}
-
-// inline says whether the bytes of a piece exist only in the mount.
-func inline(p source.Piece) bool { return p.File.Inline }
-
-// holdOpen is hold for a transfer of one group, if its files are open.
-func (t *transfer) holdOpen() error {
-	return t.f.hold(func() error {
-		if !t.f.r.descriptors.PinOpen(t.groups[0].Files) {
-			return mapped.ErrApart
-		}
-		return nil
-	})
-}
-
-func dropAll(transfers []*transfer, finished <-chan struct{}) {
-	for _, t := range transfers {
-		t.f.drop(t.groups[0].Files, finished)
-	}
 }
 
 // scatter moves spans to their places, part by part. It returns when nothing writes to the target any more.

@@ -118,6 +118,7 @@ func filesOfTwoReaders(t *testing.T, o Options, size int) (files []*File, datas 
 // TestFilesOfSeveralReadersComeTogether brings files of two readers by one launch, once their windows are registered.
 func TestFilesOfSeveralReadersComeTogether(t *testing.T) {
 	o := smallOptions(fakeLibraries(t), Mapped)
+	o.Pinned = 2 << 20 // of both
 	files, datas := filesOfTwoReaders(t, o, 600_000)
 	m := newMemory(t, files[0].r, 2*9000, 0)
 	for trial := range 3 {
@@ -301,7 +302,7 @@ func TestPadding(t *testing.T) {
 // TestAReaderWaitsForWindowsThatAreLent has a reader need room while one launch of another reader uses all of its windows.
 func TestAReaderWaitsForWindowsThatAreLent(t *testing.T) {
 	o := smallOptions(fakeLibraries(t), Mapped)
-	o.Pinned, o.Window = 512<<10, 64<<10
+	o.Pinned, o.Window = 9*64<<10, 64<<10
 	files, datas := filesOfTwoReaders(t, o, 900_000)
 	m, other := newMemory(t, files[0].r, 9000, 0), newMemory(t, files[0].r, 1000, 0)
 	gather := func(f *File, at int64) {
@@ -313,7 +314,7 @@ func TestAReaderWaitsForWindowsThatAreLent(t *testing.T) {
 	}
 	gather(files[0], 0)
 	parts := []part{{files[0], []source.Span{{N: 1000}}}, {file: files[1]}}
-	for k := range int64(8) { // not in order: for a reader that reads on, older windows would go
+	for k := range int64(8) { // not in order: for a reader that reads on, older windows would go, or the next one be registered
 		window := (3*k + 1) % 8 * 65_536
 		gather(files[1], window)
 		parts[1].spans = append(parts[1].spans, source.Span{Offset: window, N: 1000, To: 1000 * (k + 1)})

@@ -47,7 +47,7 @@ func (s *scattering) launch(w *crew.Worker) (err error) {
 	if s.rows, err = seenRows(s.parts); err != nil {
 		return err
 	}
-	return s.r.mapped.MoveRows(w, &s.to, s.r.descriptors.Watch(), s.rows)
+	return s.r.mapped.MoveRows(w, &s.to, s.rows)
 }
 
 // start begins the request without a goroutine of its own, if it can. done is called once.

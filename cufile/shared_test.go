@@ -15,74 +15,88 @@ import (
 )
 
 // sharedReaders makes Readers that share registrations, of two fake GPUs or of GPU 0.
-func sharedReaders(t *testing.T, o Options, n int) (*Shared, []*Reader) {
+func sharedReaders(t *testing.T, o Options, n int) []*Reader {
 	t.Helper()
 	t.Setenv("FAKE_CUDA_DEVICES", "2")
 	gpus := 1
 	if o.Libraries.CUDA != "" {
 		gpus = 2
 	}
-	s, err := NewShared(n, o)
-	if err != nil {
-		t.Fatal(err)
-	}
 	t.Cleanup(func() { // after the Readers
-		if err := s.Close(); err != nil {
-			t.Error(err)
-		}
 		if gpus == 1 {
 			return
 		}
-		if pinned := ask(t, o.Libraries.CUDA, "fake_cuda_pinned"); pinned != 0 {
-			t.Errorf("%d bytes are registered after all was closed", pinned)
+		for _, name := range []string{"fake_cuda_violations", "fake_cuda_pinned", "fake_cuda_retained"} {
+			if n := ask(t, o.Libraries.CUDA, name); n != 0 {
+				t.Errorf("%s is %d after all was closed", name, n)
+			}
 		}
 	})
 	var readers []*Reader
 	for i := range n {
-		o.Device, o.Share = i%gpus, s
+		o.Device = i % gpus
 		r, err := New(t.Context(), o)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			if err := r.Close(); err != nil {
-				t.Error(err)
-			}
-		})
+		must(t, err)
+		t.Cleanup(func() { must(t, r.Close()) })
 		readers = append(readers, r)
 	}
-	return s, readers
+	return readers
 }
 
+// TestReadersShareRegistrations has each of three readers, which nobody told of each other, find what the first one registered, also once that is closed.
 func TestReadersShareRegistrations(t *testing.T) {
 	l := fakeLibraries(t)
 	name, data := randomFile(t, 1<<20, 21)
 	o := smallOptions(l, Auto)
 	o.Reuse, o.Pinned = true, 4<<20
-	s, readers := sharedReaders(t, o, 2)
+	readers := sharedReaders(t, o, 3)
 	slots := int64(ask(t, l.CUDA, "fake_cuda_pinned"))
 	for i, r := range readers {
 		f := openFileIn(t, r, name)
 		v, err := f.Read(t.Context(), 0, f.Size())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if why := v.Choice().Why; i > 0 && why != "its pages are registered with the GPU already" {
+		must(t, err)
+		if why := v.Choice().Why; i > 0 && why != seenWhy {
 			t.Errorf("reader %d: %q, want that the other one registered them", i, why)
 		}
 		if !bytes.Equal(content(t, v), data) {
 			t.Errorf("reader %d: wrong bytes", i)
 		}
-		if pinned := int64(ask(t, l.CUDA, "fake_cuda_pinned")) - slots; pinned != 1<<20 || s.PinnedBytes() != pinned {
-			t.Errorf("after reader %d %d bytes are registered, counted %d, want %d once", i, pinned, s.PinnedBytes(), 1<<20)
+		if pinned := int64(ask(t, l.CUDA, "fake_cuda_pinned")) - slots; pinned != 1<<20 || r.PinnedBytes() != pinned {
+			t.Errorf("after reader %d %d bytes are registered, counted %d, want %d once", i, pinned, r.PinnedBytes(), 1<<20)
+		}
+		if i == 1 {
+			must(t, readers[0].Close())
+			slots -= slots / 3
 		}
 	}
-	if err := s.Close(); err == nil {
-		t.Error("closed under its readers")
-	}
-	o.Share = s
-	if _, err := New(t.Context(), o); !errors.Is(err, ErrUnavailable) {
-		t.Errorf("a third of two readers: %v", err)
+}
+
+// TestReadersOfAChangedFile has a file replaced, and then written to, between two readers: the second one registers it anew.
+func TestReadersOfAChangedFile(t *testing.T) {
+	o := smallOptions(fakeLibraries(t), Auto)
+	o.Reuse, o.Pinned = true, 4<<20
+	name, data := randomFile(t, 300_000, 22)
+	for i, r := range sharedReaders(t, o, 3) {
+		must(t, os.Chtimes(name, time.Time{}, time.Unix(int64(1000+i), 0)))
+		f := openFileIn(t, r, name)
+		v, err := f.Read(t.Context(), 0, f.Size())
+		must(t, err)
+		if why := v.Choice().Why; why == seenWhy {
+			t.Errorf("reader %d: %q", i, why)
+		}
+		if !bytes.Equal(content(t, v), data) {
+			t.Errorf("reader %d: wrong bytes", i)
+		}
+		var other []byte
+		if i == 0 {
+			other = bytes.Repeat([]byte{1}, len(data))
+			must(t, os.WriteFile(name+".new", other, 0o600))
+			must(t, os.Rename(name+".new", name))
+		} else {
+			other = bytes.Repeat([]byte{2}, len(data))
+			must(t, os.WriteFile(name, other, 0o600))
+		}
+		data = other
 	}
 }
 
@@ -112,7 +126,7 @@ func sharedWindowsMove(t *testing.T, o Options) {
 	t.Helper()
 	const readers = sharedReadersMoving
 	o.Pinned = (readers + 1) * o.Window
-	_, list := sharedReaders(t, o, readers)
+	list := sharedReaders(t, o, readers)
 	var names []string
 	var datas [][]byte
 	for i := range 2 {
@@ -205,7 +219,7 @@ func TestNextWindowIsRegisteredBeforeItIsAskedFor(t *testing.T) {
 		}
 		b := f.source.Unshare()[0]
 		until(t, "the window after the last one", func() bool {
-			return r.mapped.Plan([]source.Piece{{File: b, Offset: (i + 1) * o.Window, N: 1}}).Registered()
+			return r.mapped.Sees([]source.Piece{{File: b, Offset: (i + 1) * o.Window, N: 1}})
 		})
 		if r.PinnedBytes() > o.Pinned {
 			t.Errorf("%d bytes pinned, at most %d allowed", r.PinnedBytes(), o.Pinned)

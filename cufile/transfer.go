@@ -55,9 +55,8 @@ type transfer struct {
 	located bool           // what follows is known, and no byte was moved by it
 	room    []source.Piece // memory of the groups' pieces
 	groups  []source.Group
-	choice  Choice       // of the group that was moved last; of the first one in the end
-	cold    bool         // its bytes are not in the page cache
-	plan    *mapped.Plan // of its pieces, where that was needed for the choice
+	choice  Choice // of the group that was moved last; of the first one in the end
+	cold    bool   // its bytes are not in the page cache
 
 	skew     int64 // of the first byte in its page, where an envelope was reserved
 	envelope bool  // the one piece is read as the aligned pages around it
@@ -271,9 +270,8 @@ func (t *transfer) move(ctx context.Context, pieces []source.Piece) (finished <-
 		return t.stage(ctx, pieces)
 	}
 	// Bytes that exist only in the mount can be read, but neither mapped for the GPU nor given to cuFile.
-	here := pieces
+	here, mount := pieces, []source.Piece(nil)
 	if slices.ContainsFunc(pieces, inline) {
-		var mount []source.Piece
 		here = nil
 		for _, p := range pieces {
 			if inline(p) {
@@ -282,19 +280,19 @@ func (t *transfer) move(ctx context.Context, pieces []source.Piece) (finished <-
 				here = append(here, p)
 			}
 		}
-		if finished, err = t.stage(ctx, mount); err != nil {
-			return finished, err
-		}
+	}
+	if finished, err = t.stage(ctx, mount); err != nil {
+		return finished, err
 	}
 	switch path {
 	case Mapped:
-		plan := t.plan
-		if t.plan = nil; plan == nil {
-			plan = t.f.r.mapped.Plan(here)
+		o := &t.f.r.opt
+		left, finished, err := t.f.r.mapped.Move(ctx, &t.to, here, o.Path == Auto && o.Reuse)
+		if err != nil {
+			return finished, err
 		}
-		n, finished, err := plan.Move(ctx, &t.to)
-		t.moved.count(Mapped, n)
-		return finished, err
+		t.moved.count(Mapped, bytesOf(here)-bytesOf(left))
+		return t.stage(ctx, left)
 	case Direct, Compat:
 		skew := int64(-1)
 		if t.envelope {
@@ -309,6 +307,9 @@ func (t *transfer) move(ctx context.Context, pieces []source.Piece) (finished <-
 
 // stage moves pieces by way of memory of the host.
 func (t *transfer) stage(ctx context.Context, pieces []source.Piece) (<-chan struct{}, error) {
+	if len(pieces) == 0 {
+		return nil, nil
+	}
 	r, path := t.f.r, Staged
 	if r.device.CUDA == nil {
 		path = Host
@@ -319,6 +320,16 @@ func (t *transfer) stage(ctx context.Context, pieces []source.Piece) (<-chan str
 		err = r.copied.Map(pieces)
 	}
 	return finished, err
+}
+
+// inline says whether the bytes of a piece exist only in the mount.
+func inline(p source.Piece) bool { return p.File.Inline }
+
+func bytesOf(pieces []source.Piece) (n int64) {
+	for i := range pieces {
+		n += pieces[i].N
+	}
+	return n
 }
 
 // quiet waits until nothing of a job writes any more; nil is none.

@@ -8,6 +8,8 @@ import (
 	"path"
 	"strconv"
 	"strings"
+
+	"github.com/hbmfs/hbmfs/internal/device"
 )
 
 // available is the most memory that may be brought, and what says so: the kernel ends processes that bring more.
@@ -22,20 +24,8 @@ func available() (most int64, what string) {
 			}
 		}
 	}
-	text, err := os.ReadFile("/proc/self/cgroup")
-	if err != nil {
-		return most, what
-	}
-	_, group, found := strings.Cut("\n"+string(text), "\n0::")
-	group, _, _ = strings.Cut(group, "\n")
-	for ; found && group != "." && group != ""; group = path.Dir(group) { // every group above bounds it, too
-		text, err := os.ReadFile(path.Join("/sys/fs/cgroup", group, "memory.max"))
-		if limit, parseErr := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64); err == nil && parseErr == nil && limit < most {
-			most, what = limit, "the most that the control group may have (memory.max)"
-		}
-		if group == "/" {
-			break
-		}
+	if limit, file := device.GroupLimit("/"); limit < most {
+		most, what = limit, "the most that the control group may have ("+path.Base(file)+")"
 	}
 	return most, what
 }

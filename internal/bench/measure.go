@@ -20,7 +20,6 @@ type line struct {
 	plan   plan
 	result *Result
 
-	share   *cufile.Shared // nil where there is nothing to share
 	readers []*cufile.Reader
 	files   []*cufile.File
 	size    int64 // bytes of the file that are used
@@ -45,19 +44,11 @@ func (b *line) run(ctx context.Context) (err error) {
 }
 
 func (b *line) open(ctx context.Context) error {
-	o, gpus := b.opt.Reader, len(b.opt.GPUs)
+	o := b.opt.Reader
 	if o.Path = b.plan.path; o.Path == cufile.Mapped {
 		o.Pinned = movingWindows * o.Window
 		if b.plan.kept {
-			// A gather gets one share: there are as many as GPUs, and one more.
-			o.Pinned = int64(gpus+1) * (b.opt.whole + o.Window)
-		}
-		if gpus > 1 {
-			var err error
-			if b.share, err = cufile.NewShared(gpus, o); err != nil {
-				return err
-			}
-			o.Share = b.share
+			o.Pinned = b.opt.whole + o.Window
 		}
 	}
 	for _, index := range b.opt.GPUs {
@@ -91,9 +82,6 @@ func (b *line) close() error {
 	}
 	for _, r := range b.readers {
 		errs = append(errs, r.Close())
-	}
-	if b.share != nil {
-		errs = append(errs, b.share.Close())
 	}
 	return errors.Join(errs...)
 }

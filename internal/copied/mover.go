@@ -81,14 +81,15 @@ func (m *Mover) mapFile(b *source.Backing) {
 		m.full = errors.Is(err, unix.ENOMEM)
 		return
 	}
-	_ = unix.Madvise(memory, unix.MADV_RANDOM) // a row that is not in the page cache would bring 128 KiB
+	_ = unix.Madvise(memory, unix.MADV_RANDOM)   // a row that is not in the page cache would bring 128 KiB
 	_ = unix.Madvise(memory, unix.MADV_DONTFORK) // thousands of mappings would make each fork slow, and no child reads them
 	end, err := source.EndOf(memory)
 	if err != nil { // the file was cut meanwhile
 		_ = unix.Munmap(memory)
 		return
 	}
-	seen := &source.Registered{Window: int64(len(memory)), At: []driver.Pointer{addressOf(memory)}, Used: make([]bool, 1)}
+	seen := source.NewRegistered(int64(len(memory)), 1)
+	seen.At[0].Store(uint64(addressOf(memory)))
 	seen.End.Store(end)
 	m.files[b] = memory
 	m.room--

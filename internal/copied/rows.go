@@ -120,9 +120,9 @@ func (m *Mover) place(of *source.Map, offset int64, turn uint32) (at uintptr, n 
 		return 0, 0, nil
 	}
 	if run.Inside(0, b.Length) {
-		place.Base, place.Turn = seen.At[0]+driver.Pointer(run.Offset), turn
+		place.Base, place.Turn = driver.Pointer(seen.At[0].Load())+driver.Pointer(run.Offset), turn
 	}
-	return uintptr(seen.At[0]) + uintptr(from), n, nil
+	return uintptr(seen.At[0].Load()) + uintptr(from), n, nil
 }
 
 // moveSome copies the first pieces of a list, as many as one call does, and gives how many that has settled. One that cannot be copied whole is

@@ -202,6 +202,9 @@ func (w *Worker) openBeside() (err error) {
 // JobContext is the context of the job that the worker is at.
 func (w *Worker) JobContext() context.Context { return w.job.ctx }
 
+// GoesOn counts a part of a long step as a step that has ended, for who waits at last.
+func (w *Worker) GoesOn() { w.done.Add(1) }
+
 // Retire makes the worker refuse jobs from now on: their memory is given back.
 func (w *Worker) Retire() { w.over = true }
 

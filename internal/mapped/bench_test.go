@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/hbmfs/hbmfs/internal/driver"
 	"github.com/hbmfs/hbmfs/internal/source"
 )
 
@@ -30,19 +29,19 @@ func BenchmarkGatherPlan(b *testing.B) {
 		offsets[i] = rand.Int64N(8<<30 - 8192)
 	}
 	table := make([]byte, 4<<20)
-	used := make([]driver.Pointer, 64)
-	for i := range used {
-		used[i] = driver.Pointer(i) << 27
+	m := &Mover{windows: newWindows(registryKey{"", 128 << 20, 16 << 30})}
+	at := mapOf(b, m.windows, f.Backing(nil)).seen.At
+	for i := range at {
+		at[i].Store(uint64(i+1) << 27)
 	}
-	m := &Mover{windows: &Windows{size: 128 << 20}}
 	b.ReportAllocs()
 	for b.Loop() {
-		pieces, err := source.Pieces(b.Context(), f, source.Rows(offsets, 8192), nil, false)
+		list, err := source.Pieces(b.Context(), f, source.Rows(offsets, 8192), nil, false)
 		if err != nil {
 			b.Fatal(err)
 		}
-		g := &group{fragments: m.Plan(pieces).fragments, last: 64}
-		if n := g.write(table, used, 1<<40); n == 0 {
+		c := &pieces{m: m, list: list, kernel: true, base: 1 << 40}
+		if n := c.write(table); n == 0 {
 			b.Fatal("nothing was written")
 		}
 	}

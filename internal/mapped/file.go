@@ -4,8 +4,6 @@ import (
 	"container/list"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -14,47 +12,59 @@ import (
 	"github.com/hbmfs/hbmfs/internal/source"
 )
 
-// fileKey is a file that cannot be another one while it is mapped.
-type fileKey struct {
-	dev, ino uint64
-	length   int64
-}
-
-// file is a file's address space.
+// file is a file's address space, or room for a copy of a small file.
 type file struct {
-	key     fileKey
-	memory  []byte
-	windows []*window // nil where there is none
-	filled  []bool    // windows whose page tables are full, or will be
+	key     source.Version
+	memory  []byte // nil for a copy
+	windows []*window
+	filled  []bool // windows whose page tables are full, or will be
 	users   map[*source.Backing]bool
 	filling int  // threads that fill page tables
 	gone    bool // it is about to be unmapped
 
 	last, next int64 // the window that was used last, and the one that a sequential reader needs next; 0 for none
+	keep       bool  // that reader gives no window up for it
 
-	seen *source.Registered // what rows are found by; nil where several readers share the windows
+	seen *source.Registered // what its bytes are found by
 }
 
 // window is a range of a file that is registered, or about to be.
 type window struct {
-	home      *Windows
-	file      *file
-	index     int64
-	memory    []byte
-	refs      int                              // copies and kernels that are under way
-	element   *list.Element                    // nil until it is registered, and when it is being given up
-	settled   chan struct{}                    // closed when that is over
-	addresses map[driver.Handle]driver.Pointer // by context
-	end       *source.End                      // nil where it is not known
+	file    *file
+	index   int64
+	memory  []byte
+	element *list.Element // nil until it is registered, and when it is being given up
+	settled chan struct{} // closed when that is over
+	at      driver.Pointer
+	end     *source.End // nil where it is not known
+	chunk   *chunk      // that memory is part of; nil where it is the file's
 }
 
-// mapFile gives a file's address space. It needs mu.
-func (m *Windows) mapFile(b *source.Backing) (*file, error) {
-	if f := m.used[b]; f != nil {
+// attach gives the address space of a file that is mapped, also by another reader; nil where it is not. It needs mu.
+func (m *Windows) attach(b *source.Backing) *file {
+	f := m.used[b]
+	if f == nil && b.FD >= 0 {
+		if f = m.files[b.Version()]; f != nil {
+			m.use(f, b)
+		}
+	}
+	return f
+}
+
+func (m *Windows) use(f *file, b *source.Backing) {
+	f.users[b], m.used[b] = true, f
+	b.Seen.Store(f.seen)
+}
+
+// fileOf gives a file's address space. It is nil where too many files are mapped, and this one is not small. It needs mu.
+func (m *Windows) fileOf(b *source.Backing) (*file, error) {
+	if f := m.attach(b); f != nil {
 		return f, nil
 	}
-	f := m.find(b)
-	if f == nil {
+	n := (b.Length + m.size - 1) / m.size
+	f := &file{key: b.Version(), windows: make([]*window, n), filled: make([]bool, n), users: map[*source.Backing]bool{}, seen: source.NewRegistered(m.size, n)}
+	switch {
+	case m.mapped < m.mostFiles:
 		// MAP_SHARED: a private mapping of this kind was seen to hang in the driver.
 		memory, err := unix.Mmap(b.FD, 0, int(driver.RoundUp(b.Length, driver.PageSize)), unix.PROT_READ, unix.MAP_SHARED)
 		if err != nil {
@@ -63,16 +73,15 @@ func (m *Windows) mapFile(b *source.Backing) (*file, error) {
 		// Pages from disk then are huge ones, which take half the time to register. A kernel or file system that cannot do
 		// that is no worse for being asked.
 		_ = unix.Madvise(memory, unix.MADV_HUGEPAGE)
-		n := (int64(len(memory)) + m.size - 1) / m.size
-		f = &file{key: fileKey{b.Dev, b.Ino, b.Length}, memory: memory, windows: make([]*window, n), filled: make([]bool, n), users: map[*source.Backing]bool{}}
-		if m.readers == 1 {
-			f.seen = &source.Registered{Window: m.size, At: make([]driver.Pointer, n), Used: make([]bool, n)}
-		}
-		m.files[f.key] = f
+		f.memory = memory
+		m.mapped++
+	case n > 1 || b.Length > smallFile:
+		return nil, nil
+	default:
+		f.seen.Copied = true
 	}
-	f.users[b] = true
-	m.used[b] = f
-	b.Seen.Store(f.seen)
+	m.files[f.key] = f
+	m.use(f, b)
 	return f, nil
 }
 
@@ -86,15 +95,14 @@ func (f *file) registered() (list []*window) {
 	return list
 }
 
-// findEnd finds the end of what is registered. It needs mu.
-func (f *file) findEnd() {
-	for i := len(f.windows) - 1; i >= 0; i-- {
-		if window := f.windows[i]; window != nil && window.element != nil {
-			f.seen.End.Store(window.end)
-			return
-		}
+// show lets rows be found in a window, or no more. It needs mu.
+func (n *window) show(at driver.Pointer) {
+	n.file.seen.At[n.index].Store(uint64(at))
+	var end *source.End
+	for _, window := range n.file.registered() {
+		end = window.end
 	}
-	f.seen.End.Store(nil)
+	n.file.seen.End.Store(end)
 }
 
 // idle says whether a file has no window at all.
@@ -124,29 +132,34 @@ func (m *Windows) unmap(w *crew.Worker, f *file) error {
 		f.gone = false
 		return nil
 	}
-	delete(m.files, f.key)
 	f.gone = true // another that waited for the same may have given up
+	return m.remove(f)
+}
+
+// remove unmaps a file without windows. It needs mu.
+func (m *Windows) remove(f *file) error {
+	delete(m.files, f.key)
 	for b := range f.users {
 		b.Seen.Store(nil)
 		delete(m.used, b)
 	}
+	if f.memory == nil {
+		return nil
+	}
+	m.mapped--
 	return unix.Munmap(f.memory)
 }
 
-// thin unmaps files that are not in use, until half of mostFiles are mapped. It needs mu and gives it up meanwhile.
+// thin unmaps files, until half of mostFiles are mapped. It needs mu and gives it up meanwhile.
 func (m *Windows) thin(w *crew.Worker) error {
-	m.mu.Unlock()
-	w.Drain()
-	m.mu.Lock()
 	var victims []*window
 	files := map[*file]bool{}
-	for e := m.order.Back(); e != nil && len(m.files)-len(files) > m.mostFiles/2; {
+	for e := m.order.Back(); e != nil && m.mapped-len(files) > m.mostFiles/2; {
 		oldest := e.Value.(*window)
 		e = e.Prev()
-		switch {
-		case oldest.readLately():
+		if m.readLately(oldest) {
 			m.order.MoveToFront(oldest.element)
-		case oldest.refs == 0:
+		} else {
 			victims = append(victims, oldest)
 			files[oldest.file] = true
 		}
@@ -187,13 +200,13 @@ func (m *Windows) forget(w *crew.Worker, b *source.Backing) error {
 // drop discards a file that has no user. It needs mu and gives it up meanwhile. It also unmaps a
 // window that CUDA fails to unregister: CUDA then fails for good, and reads nothing any more.
 func (m *Windows) drop(w *crew.Worker, f *file) error {
-	m.mu.Unlock()
-	w.Drain()
-	m.mu.Lock()
 	var errs []error
 	for len(f.users) == 0 && !f.idle() {
 		if list := f.registered(); len(list) > 0 {
-			errs = append(errs, m.discard(w, list))
+			err := m.discard(w, list)
+			if errs = append(errs, err); err != nil && f.registered() != nil { // tables of another reader do not end
+				return errors.Join(errs...)
+			}
 			continue
 		}
 		for _, window := range f.windows {
@@ -208,22 +221,6 @@ func (m *Windows) drop(w *crew.Worker, f *file) error {
 	}
 	if len(f.users) == 0 {
 		errs = append(errs, m.unmap(w, f))
-	}
-	return errors.Join(errs...)
-}
-
-// discardAll discards all files. No reader may use them any more, and the filling has ended.
-func (m *Windows) discardAll(w *crew.Worker) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	var errs []error
-	for _, f := range slices.Collect(maps.Values(m.files)) {
-		for b := range f.users {
-			b.Seen.Store(nil)
-			delete(m.used, b)
-		}
-		clear(f.users)
-		errs = append(errs, m.drop(w, f))
 	}
 	return errors.Join(errs...)
 }

@@ -49,7 +49,7 @@ func newFiller(m *Windows) *filler {
 
 // ask needs the mutex of the mappings.
 func (f *filler) ask(file *file, index int64) {
-	if file.filled[index] || f.m.windowSize(file.key.length, index) < leastFill {
+	if file.filled[index] || f.m.windowSize(file.key.Length, index) < leastFill {
 		return
 	}
 	select {
@@ -61,7 +61,7 @@ func (f *filler) ask(file *file, index int64) {
 
 func (f *filler) do(j fill) {
 	first := j.index * f.m.size
-	memory := j.file.memory[first : first+f.m.windowSize(j.file.key.length, j.index)]
+	memory := j.file.memory[first : first+f.m.windowSize(j.file.key.Length, j.index)]
 	for len(memory) > 0 && f.begin(j) {
 		n := min(len(memory), fillStep)
 		// Where the kernel does not know the call, or the file ends early, registering will find out.

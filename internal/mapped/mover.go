@@ -1,17 +1,18 @@
 // Package mapped moves bytes from the page cache to a GPU without a copy in between: it maps files, registers ranges of
 // them (windows) with CUDA, and lets the GPU read there.
 //
-// A [Mover] belongs to one reader of one GPU. Its [Windows] are the reader's own, or shared by readers of several GPUs
-// ([Shared]).
+// A [Mover] belongs to one reader of one GPU. Its [Windows] are those of all readers of the process that ask for the same: a file that
+// several of them read is mapped and registered once.
 //
-// Pitfalls. A file must not become shorter while it is mapped: Move looks before and after, and fails. CUDA may refuse to
+// Pitfalls. A file must not become shorter while it is mapped: Move looks afterwards, and fails. CUDA may refuse to
 // register a file, which nothing tells before: that is [ErrUnmapped].
 package mapped
 
 import (
 	"errors"
 	"fmt"
-	"sync"
+	"slices"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -20,8 +21,8 @@ import (
 	"github.com/hbmfs/hbmfs/internal/source"
 )
 
-// ErrApart says that nothing was moved, since files must be moved one by one.
-var ErrApart = errors.New("mapped: internal error: pieces are to be moved one by one")
+// ErrApart says that a file was closed meanwhile: its rows are to be moved another way.
+var ErrApart = errors.New("mapped: internal error: rows are to be moved one by one")
 
 // ErrUnmapped says that a file, or a window of it, could not be registered.
 var ErrUnmapped = errors.New("make a file's pages visible to the GPU")
@@ -33,55 +34,84 @@ type Mover struct {
 
 	cu      *driver.CUDA
 	windows *Windows
-	shared  *Shared // that windows belong to; nil where they are the Mover's own
 	gather  driver.Kernel
 	widen   driver.Kernel
-	table   int64 // bytes of a slot, for a kernel's table
+	gone    bool // it does not use the windows any more
 
-	ended sync.Pool // of *Plan: their fragments are most of what a request would leave to the garbage collector
+	begun  atomic.Uint64 // tables of places in windows, by their numbers: written from begun on,
+	passed atomic.Uint64 // and all up to this one read by the GPU
+	open   []uint64      // the others; only the thread uses this
 }
 
 // Options configure a Mover.
 type Options struct {
 	CUDA    *driver.CUDA
+	Library string // that CUDA was loaded from
 	Context driver.Handle
 	Device  int32        // a CUdevice
 	Near    *unix.CPUSet // CPUs that the thread may run on, nil for all
 	Slot    int64        // bytes of a table of gathered pieces
 	Window  int64        // bytes that are registered at a time
-	Pinned  int64        // bytes that may be registered at once
-	Shared  *Shared      // whose windows are used instead; nil for windows of its own
+	Pinned  int64        // bytes that may be registered at once, by all Movers that share them
 }
 
 // NewMover starts the thread.
 func NewMover(o Options) (*Mover, error) {
-	m := &Mover{cu: o.CUDA, shared: o.Shared, table: o.Slot}
-	if o.Shared != nil {
-		if err := o.Shared.attach(o.CUDA, o.Device); err != nil {
-			return nil, err
-		}
-		m.windows = o.Shared.windows
-	} else {
-		m.windows = newWindows(o.Window, o.Pinned, 1)
+	m := &Mover{cu: o.CUDA}
+	if err := process.join(m, &o); err != nil {
+		return nil, err
 	}
 	var err error
 	m.Thread, err = crew.New(crew.Options{CUDA: o.CUDA, Context: o.Context, Threads: 1, SlotSize: o.Slot, Near: o.Near, Idle: m.windows.lookAhead})
 	if err != nil {
-		err = errors.Join(err, m.StopFilling())
-		m.Detach()
-		return nil, err
+		return nil, errors.Join(err, m.Detach())
 	}
 	return m, nil
 }
 
+// begin keeps all windows that are found from now on, until end is called on the thread: once the GPU has read what was found. Nothing waits for windows
+// in between.
+func (m *Mover) begin() (end func()) {
+	number := m.begun.Add(1)
+	m.open = append(m.open, number)
+	return func() {
+		i := slices.Index(m.open, number)
+		m.open = slices.Delete(m.open, i, i+1)
+		passed := m.begun.Load()
+		if len(m.open) > 0 {
+			passed = m.open[0] - 1
+		}
+		m.passed.Store(passed)
+		if m.windows.waiting.Load() > 0 {
+			m.windows.mu.Lock()
+			defer m.windows.mu.Unlock()
+			m.windows.notify()
+		}
+	}
+}
+
+// Shares says whether two Movers find each other's windows.
+func (m *Mover) Shares(other *Mover) bool { return other != nil && m.windows == other.windows }
+
+// Devices is how many GPUs share the registrations.
+func (m *Mover) Devices() int {
+	process.mu.Lock()
+	defer process.mu.Unlock()
+	return len(m.windows.contexts)
+}
+
 // PinnedBytes is the host memory that is registered for files now.
-func (m *Mover) PinnedBytes() int64 { return m.windows.pinned() }
+func (m *Mover) PinnedBytes() int64 {
+	m.windows.mu.Lock()
+	defer m.windows.mu.Unlock()
+	return m.windows.bytes
+}
 
 // Files is how many files are mapped now.
 func (m *Mover) Files() int {
 	m.windows.mu.Lock()
 	defer m.windows.mu.Unlock()
-	return len(m.windows.files)
+	return m.windows.mapped
 }
 
 // LimitFiles bounds the files that are mapped at once: a quarter of the mappings of a process unless told.
@@ -94,31 +124,10 @@ func (m *Mover) LimitFiles(most int) {
 // Forget ends the use of a file that is about to be closed. w is the Mover's worker.
 func (m *Mover) Forget(w *crew.Worker, b *source.Backing) error { return m.windows.forget(w, b) }
 
-// StopFilling ends the thread that fills page tables of windows that are the Mover's own. It fails with [crew.ErrUnderWay] where
-// the thread reads from a disk or server that does not answer; then StopFilling waits again.
-func (m *Mover) StopFilling() error {
-	if m.shared != nil {
-		return nil
-	}
-	return m.windows.fill.close()
-}
-
-// Discard gives up all windows that are the Mover's own. w is the Mover's worker; no Move may follow.
+// Discard gives up what is the Mover's own. w is the Mover's worker; no Move may follow.
 func (m *Mover) Discard(w *crew.Worker) error {
 	m.windows.noLookAhead(w)
-	err := errors.Join(m.gather.Unload(m.cu), m.widen.Unload(m.cu))
-	if m.shared == nil {
-		err = errors.Join(err, m.windows.discardAll(w))
-	}
-	return err
-}
-
-// Detach ends the use of shared windows, once the thread has ended. Detaching twice does nothing.
-func (m *Mover) Detach() {
-	if m.shared != nil {
-		m.shared.detach()
-		m.shared = nil
-	}
+	return errors.Join(m.gather.Unload(m.cu), m.widen.Unload(m.cu))
 }
 
 // unmapped makes the reason for which a file is not registered an [ErrUnmapped].

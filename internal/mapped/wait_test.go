@@ -51,15 +51,13 @@ func TestUnmappingEndsWithItsContext(t *testing.T) {
 			m.mostFiles = 0
 			return m.thin(w)
 		}},
-		{"discarding all", func(m *Windows, w *crew.Worker, _ *source.Backing) error { return m.discardAll(w) }},
 	} {
 		t.Run(c.what, func(t *testing.T) {
-			m := newWindows(1<<20, 4<<20, 1)
+			m := newWindows(registryKey{"", 1 << 20, 4 << 20})
 			p, err := source.OpenPlain(fileOf(t, 4096), 1)
 			must(t, err)
 			b := p.Backing(nil)
-			must(t, m.expect([]ref{{m, b, 0}}))
-			f := m.used[b]
+			f := mapOf(t, m, b)
 			release := stick(m, f)
 			run := worker(t)
 			ctx, cancel := context.WithCancel(t.Context())
@@ -81,12 +79,12 @@ func TestUnmappingEndsWithItsContext(t *testing.T) {
 				}
 			}
 			m.mu.Lock()
-			if again, err := m.mapFile(b); err != nil || again != f || f.gone {
+			if again, err := m.fileOf(b); err != nil || again != f || f.gone {
 				t.Errorf("the file is not to be used any more: %v, gone %v", err, f.gone)
 			}
 			m.mu.Unlock()
 			release()
-			run(t.Context(), func(w *crew.Worker) { err = m.discardAll(w) })
+			run(t.Context(), func(w *crew.Worker) { err = m.forget(w, b) })
 			if err != nil || len(m.files) != 0 {
 				t.Errorf("the file is still mapped: %v", err)
 			}
@@ -95,38 +93,57 @@ func TestUnmappingEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// fakeMover makes a Mover of a GPU that is not there, and memory on it.
-func fakeMover(t *testing.T, shared *Shared) (*Mover, crew.Destination) {
+// fakeGPU is a GPU that is not there, and memory on it.
+type fakeGPU struct {
+	options Options
+	to      crew.Destination
+}
+
+func newFakeGPU(t *testing.T) *fakeGPU {
 	t.Helper()
 	if _, err := exec.LookPath("cc"); err != nil {
 		t.Skip("the fake GPU needs a C compiler: ", err)
 	}
 	dir := t.TempDir()
 	must(t, fakegpu.Compile(dir, fakegpu.CUDA))
-	cu, err := driver.LoadCUDA(filepath.Join(dir, fakegpu.CUDA))
+	library := filepath.Join(dir, fakegpu.CUDA)
+	cu, err := driver.LoadCUDA(library)
 	must(t, err)
 	gpu, err := driver.Describe(cu, driver.Libraries{}, 0)
 	must(t, err)
 	primary, err := cu.RetainPrimary(gpu.Device)
 	must(t, err)
-	m, err := NewMover(Options{CUDA: cu, Context: primary, Device: gpu.Device, Slot: 64 << 10, Window: 256 << 10, Pinned: 1 << 20, Shared: shared})
+	g := &fakeGPU{options: Options{CUDA: cu, Library: library, Context: primary, Device: gpu.Device, Slot: 64 << 10, Window: 256 << 10, Pinned: 1 << 20}}
+	must(t, cu.Within(primary, func() (err error) { g.to.HBM, err = cu.Alloc(4 << 20); return err }))
+	return g
+}
+
+func (g *fakeGPU) mover(t *testing.T) *Mover {
+	t.Helper()
+	m, err := NewMover(g.options)
 	must(t, err)
-	var to crew.Destination
-	must(t, cu.Within(primary, func() (err error) { to.HBM, err = cu.Alloc(1 << 20); return err }))
-	return m, to
+	return m
+}
+
+// end ends a Mover.
+func end(t *testing.T, m *Mover) {
+	t.Helper()
+	must(t, m.Thread.Do(t.Context(), m.Discard))
+	must(t, errors.Join(m.Thread.Close(), m.Detach()))
 }
 
 // TestAForgottenFileHoldsNobodyUp forgets a file while its page tables are being filled, which does not end. That fails, and
 // other files are read all the same.
 func TestAForgottenFileHoldsNobodyUp(t *testing.T) {
 	t.Parallel() // it waits for crew.ClosePatience
-	m, to := fakeMover(t, nil)
+	g := newFakeGPU(t)
+	m := g.mover(t)
 	move := func() source.File {
 		p, err := source.OpenPlain(fileOf(t, 300_000), 1)
 		must(t, err)
-		moved, _, err := m.Plan([]source.Piece{{File: p.Backing(nil), N: 300_000}}).Move(t.Context(), &to)
-		if err != nil || moved != 300_000 {
-			t.Fatalf("%d bytes: %v", moved, err)
+		left, _, err := m.Move(t.Context(), &g.to, []source.Piece{{File: p.Backing(nil), N: 300_000}}, false)
+		if err != nil || left != nil {
+			t.Fatalf("left %v: %v", left, err)
 		}
 		return p
 	}
@@ -138,30 +155,22 @@ func TestAForgottenFileHoldsNobodyUp(t *testing.T) {
 	}
 	move()
 	release()
-	must(t, m.StopFilling())
-	must(t, m.Thread.Do(t.Context(), m.Discard))
-	must(t, m.Thread.Close())
+	end(t, m)
 }
 
 // TestClosingWaitsForFillingNoLongerThanItSays has the thread that fills page tables hang. Closing fails in time, and ends
 // well once the thread has come back.
 func TestClosingWaitsForFillingNoLongerThanItSays(t *testing.T) {
 	t.Parallel() // it waits for crew.ClosePatience
-	m, _ := fakeMover(t, nil)
-	s, err := NewShared(1, 256<<10, 1<<20)
-	must(t, err)
+	m := newFakeGPU(t).mover(t)
 	hung := &filler{quit: make(chan struct{}), gone: make(chan struct{})}
-	for _, w := range []*Windows{m.windows, s.windows} {
-		must(t, w.fill.close())
-		w.fill = hung
-	}
-	for what, closing := range map[string]func() error{"mover": m.StopFilling, "shared": s.Close} {
-		if err := closing(); !errors.Is(err, crew.ErrUnderWay) {
-			t.Errorf("%s: %v, want %v", what, err, crew.ErrUnderWay)
-		}
-	}
-	close(hung.gone)
-	must(t, errors.Join(m.StopFilling(), s.Close(), m.StopFilling(), s.Close()))
+	must(t, m.windows.fill.close())
+	m.windows.fill = hung
 	must(t, m.Thread.Do(t.Context(), m.Discard))
 	must(t, m.Thread.Close())
+	if err := m.Detach(); !errors.Is(err, crew.ErrUnderWay) {
+		t.Errorf("%v, want %v", err, crew.ErrUnderWay)
+	}
+	close(hung.gone)
+	must(t, errors.Join(m.Detach(), m.Detach()))
 }

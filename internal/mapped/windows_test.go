@@ -46,24 +46,32 @@ func fileOf(t testing.TB, size int) string {
 	return name
 }
 
+// mapOf maps a file, and has the page tables of some of its windows filled.
+func mapOf(t testing.TB, m *Windows, b *source.Backing, windows ...int64) *file {
+	t.Helper()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	f, err := m.fileOf(b)
+	must(t, err)
+	for _, index := range windows {
+		m.fill.ask(f, index)
+	}
+	return f
+}
+
 func TestPageTablesAreFilledAheadAndTheFileUnmappedMeanwhile(t *testing.T) {
 	name := fileOf(t, 8<<20)
-	m := newWindows(2<<20, 8<<20, 1)
+	m := newWindows(registryKey{"", 2 << 20, 8 << 20})
 	p, err := source.OpenPlain(name, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := m.expect([]ref{{m, p.Backing(nil), 0}, {m, p.Backing(nil), 2}}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	f := mapOf(t, m, p.Backing(nil), 0, 2)
 	w := worker(t)
 	m.mu.Lock()
-	f := m.used[p.Backing(nil)]
 	if !f.filled[0] || f.filled[1] || !f.filled[2] {
 		t.Errorf("filled %v, want the first and third", f.filled)
 	}
 	w(t.Context(), func(w *crew.Worker) { err = m.unmap(w, f) })
-	if len(m.files) != 0 || m.used[p.Backing(nil)] != nil {
+	if len(m.files) != 0 || m.mapped != 0 || m.used[p.Backing(nil)] != nil {
 		t.Error("the file is still mapped")
 	}
 	m.mu.Unlock()
@@ -75,23 +83,17 @@ func TestPageTablesAreFilledAheadAndTheFileUnmappedMeanwhile(t *testing.T) {
 // A file of which less is left than was mapped must not take the filling thread, and with it the process, along.
 func TestFillingATruncatedFile(t *testing.T) {
 	name := fileOf(t, 4<<20)
-	m := newWindows(2<<20, 4<<20, 1)
+	m := newWindows(registryKey{"", 2 << 20, 4 << 20})
 	p, err := source.OpenPlain(name, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Truncate(name, 100); err != nil {
-		t.Fatal(err)
-	}
-	if err := m.expect([]ref{{m, p.Backing(nil), 0}, {m, p.Backing(nil), 1}}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, os.Truncate(name, 100))
+	mapOf(t, m, p.Backing(nil), 0, 1)
 	for deadline := time.Now().Add(time.Minute); len(m.fill.fills) > 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("the windows are not done with")
 		}
 	}
-	if err := errors.Join(m.fill.close(), m.discardAll(&crew.Worker{}), p.Close()); err != nil {
+	if err := errors.Join(m.fill.close(), m.endAll(nil), p.Close()); err != nil {
 		t.Error(err)
 	}
 }

@@ -10,6 +10,7 @@ import (
 type Chunk struct {
 	Pieces []Piece
 	To, N  int64
+	Places []int64 // of pieces that land elsewhere, see Pack; nil as a rule
 }
 
 // Cut makes chunks of at most size bytes. Pieces are cut where a chunk is full.
@@ -43,7 +44,7 @@ func Cut(pieces []Piece, size int64) []Chunk {
 
 func newChunk(pieces []Piece) Chunk {
 	last := pieces[len(pieces)-1]
-	return Chunk{pieces, pieces[0].To, last.To + last.N - pieces[0].To}
+	return Chunk{Pieces: pieces, To: pieces[0].To, N: last.To + last.N - pieces[0].To}
 }
 
 // Read reads the chunk into the beginning of p.

@@ -3,6 +3,7 @@ package source
 import (
 	"math/bits"
 	"sort"
+	"sync"
 	"sync/atomic"
 
 	"github.com/hbmfs/hbmfs/internal/driver"
@@ -14,24 +15,32 @@ type Map struct {
 	Files  []*Backing // of each run
 	Places []Place    // of each run
 
+	Using sync.Mutex // held by the thread that uses Places
+
 	first []int32 // the run that holds the byte at i << shift
 	shift int
 }
 
-// Place is what a device's thread remembers of a run. No other thread uses it.
+// Place is what a device's thread remembers of a run.
 type Place struct {
 	Base       driver.Pointer // where the device sees the run's first byte, if it sees the whole run
 	Generation uint32         // of the device's registrations that Base is valid in
 	Turn       uint32         // of the Watch that looks at the run's file
 }
 
-// Registered is where a device sees the windows of a file. Only the device's thread uses the elements.
+// Registered is where devices see the windows of a file. Any thread uses the elements.
 type Registered struct {
-	Window int64            // bytes of a window
-	At     []driver.Pointer // 0 for a window that it does not see
-	Used   []bool           // windows that were read lately
+	Window int64           // bytes of a window
+	At     []atomic.Uint64 // a driver.Pointer, the same for all devices; 0 for a window that they do not see
+	Used   []atomic.Uint32 // the round in which a window was read last
+	Copied bool            // they see a copy: what becomes of the file does not change it
 
-	End atomic.Pointer[End] // of the last window that the device sees; nil where none is known. Any thread uses it
+	End atomic.Pointer[End] // of the last window that the device sees; nil where none is known
+}
+
+// NewRegistered makes room for n windows.
+func NewRegistered(window, n int64) *Registered {
+	return &Registered{Window: window, At: make([]atomic.Uint64, n), Used: make([]atomic.Uint32, n)}
 }
 
 // Placed is a File that gives a Map of itself, nil while it does not know where all its bytes lie.

@@ -107,6 +107,16 @@ func (b *Backing) Adopt(fd int) error {
 	return nil
 }
 
+// Version is a file as it was when it was opened.
+type Version struct {
+	Dev, Ino uint64
+	Length   int64
+	Written  unix.Timespec
+}
+
+// Version needs that the file is open.
+func (b *Backing) Version() Version { return Version{b.Dev, b.Ino, b.Length, b.written} }
+
 // Direct gives a descriptor with O_DIRECT, or false where the file system refuses one. It is a second description:
 // the flag on the first would bind all who share it. A file in the mount has its daemon's cache behind it.
 func (b *Backing) Direct() (int, bool) {

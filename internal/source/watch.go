@@ -49,7 +49,7 @@ func (w *Watch) Closed() uint32 { return w.closed.Load() }
 func (w *Watch) Mark(b *Backing) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.ended || b.changed.Load() != nil || !b.open && b.end() == nil {
+	if w.ended || b.changed.Load() != nil || !b.open && b.end() == nil && !b.copied() {
 		return false
 	}
 	if b.marked {
@@ -137,6 +137,12 @@ func (b *Backing) end() *End {
 	return seen.End.Load()
 }
 
+// copied says whether a device sees a copy of a file, at which nobody needs to look.
+func (b *Backing) copied() bool {
+	seen := b.Seen.Load()
+	return seen != nil && seen.Copied
+}
+
 // judge looks at an open file. It needs look.
 func (b *Backing) judge(since time.Time) {
 	if b.changed.Load() == nil {
@@ -174,7 +180,7 @@ func (w *Watch) closing(b *Backing) error {
 	w.mu.Lock()
 	open, due, since := b.open, b.due, w.since
 	b.open, b.due = false, false
-	if b.end() == nil {
+	if b.end() == nil && (b.Cached || !b.copied()) {
 		w.turn.Add(1)
 		w.closed.Add(1)
 	}

@@ -17,7 +17,8 @@ import (
 // Options configure a Mover.
 type Options struct {
 	Crew    *crew.Crew
-	Host    bool // the destination is the host
+	CUDA    *driver.CUDA // nil for the host
+	Host    bool         // the destination is the host
 	Threads int
 	Slot    int64 // most bytes that a thread moves at a time
 	Adapt   bool  // Threads is the most of them: see crew.Pace
@@ -26,8 +27,9 @@ type Options struct {
 
 // Mover is a reader's use of its threads.
 type Mover struct {
-	opt  Options
-	pace *crew.Pace // nil where Threads says how many they are, and for the host
+	opt    Options
+	pace   *crew.Pace // nil where Threads says how many they are, and for the host
+	gather driver.Kernel
 }
 
 // New makes a Mover.
@@ -38,6 +40,16 @@ func New(o Options) *Mover {
 	}
 	return m
 }
+
+// Unload gives the kernel back. The thread has the context.
+func (m *Mover) Unload() error { return m.gather.Unload(m.opt.CUDA) }
+
+// Pieces that land here and there are read into a slot one behind the other, and the gather kernel brings them to their places, by a table behind them: there
+// is room for two pages. No piece is longer than launchBytes, so that no warp works long after the others.
+const (
+	mostPacked  = 2*driver.PageSize/driver.PieceBytes - 1
+	launchBytes = 32 << 10
+)
 
 // Move reads pieces, and gives their bytes where it succeeds. cold says that they are not in the page cache. readers counts those that
 // share the machine. finished is what [crew.Crew.Run] gives.
@@ -50,7 +62,11 @@ func (m *Mover) Move(ctx context.Context, to *crew.Destination, pieces []source.
 		threads = m.pace.Limit(crew.MostThreads(runtime.NumCPU(), readers()))
 		m.opt.Crew.Allow(threads)
 	}
-	chunks := source.Cut(pieces, m.chunkSize(moved, threads))
+	size := m.chunkSize(moved, threads)
+	chunks := source.Cut(pieces, size)
+	if cu := m.opt.CUDA; cu != nil && len(chunks) > 1 && moved/int64(len(chunks)) < cu.SmallPieces() {
+		chunks = source.Pack(pieces, size, mostPacked, launchBytes)
+	}
 	finished, err = m.opt.Crew.Run(ctx, m.opt.Threads, int64(len(chunks)), func(w *crew.Worker, i int64) error {
 		if m.opt.Host {
 			return chunks[i].Read(to.Host[chunks[i].To:])
@@ -81,7 +97,7 @@ func (m *Mover) stage(w *crew.Worker, to *crew.Destination, c *source.Chunk, col
 	}
 	free := time.Now()
 	skew := int64(0)
-	if len(c.Pieces) == 1 && cold {
+	if len(c.Pieces) == 1 && c.Places == nil && cold {
 		skew, err = c.Pieces[0].ReadDirect(s.Memory)
 	} else {
 		err = c.Read(s.Memory)
@@ -89,11 +105,31 @@ func (m *Mover) stage(w *crew.Worker, to *crew.Destination, c *source.Chunk, col
 	if err != nil {
 		return err
 	}
-	if err := w.CUDA.CopyIn(to.HBM+driver.Pointer(c.To), s.Memory[skew:skew+c.N], w.Stream); err != nil {
+	if c.Places == nil {
+		err = w.CUDA.CopyIn(to.HBM+driver.Pointer(c.To), s.Memory[skew:skew+c.N], w.Stream)
+	} else {
+		err = m.scatter(w, to, s, c)
+	}
+	if err != nil {
 		return err
 	}
 	if m.pace != nil {
 		m.opt.Crew.Allow(m.pace.Moved(c.N, time.Since(free), free.Sub(began)))
 	}
 	return w.Sent(s)
+}
+
+// scatter starts the kernel that brings the pieces of a slot to their places.
+func (m *Mover) scatter(w *crew.Worker, to *crew.Destination, s *crew.Slot, c *source.Chunk) error {
+	fn, err := m.gather.Load(w.CUDA, driver.GatherKernel)
+	if err != nil {
+		return err
+	}
+	first := driver.RoundUp(c.N, 8)
+	table := driver.Pieces(s.Memory[first:])
+	for i := range c.Pieces {
+		p := &c.Pieces[i]
+		table[i] = driver.Piece{From: s.Device() + driver.Pointer(p.To), To: to.HBM + driver.Pointer(c.Places[i]), N: p.N}
+	}
+	return w.CUDA.LaunchGather(fn, s.Device()+driver.Pointer(first), uint32(len(c.Pieces)), w.Stream)
 }

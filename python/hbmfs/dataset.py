@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # A dataset that takes at most this part of the host's memory, in at most so many runs, is kept registered with the
 # GPU once it was read: random batches then come at the link's speed. A registration is a mapping of this process, of
 # which Linux allows 65,530.
-_KEPT_PART, _KEPT_RUNS, _KEPT_ROOM = 4, 1 << 18, 512 << 20
+_KEPT_PART, _KEPT_RUNS = 4, 1 << 18
 
 
 class Dataset:
@@ -340,7 +340,7 @@ def _kept(found: tokens.Tokens, device: int) -> dict[str, Any]:
     """What to tell a reader about a dataset that will be read again, as datasets for training are."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     fits = found.size <= memory // _KEPT_PART and found.runs <= _KEPT_RUNS
-    return {"reuse": True, "pinned": found.size + _KEPT_ROOM} if device != _device.CPU and fits else {}
+    return {"reuse": True} if device != _device.CPU and fits else {}
 
 
 def _reopen(path: str, device: str, method: str, require: str | None, dtype: Any, reader: Reader | None) -> Dataset:

@@ -211,6 +211,8 @@ def main():
     counts = [int(n) for n in options.counts.split(",")]
     tokens = int(options.gib * (1 << 29))
     work, turns = tempfile.mkdtemp(dir=options.dir), {}
+    os.environ["TMPDIR"] = tempfile.tempdir = f"{work}/temporary"  # where others leave files
+    os.mkdir(tempfile.tempdir)
     try:
         write(f"{work}/plain", 1, tokens)
         plain = f"{work}/plain/a00000.bin"

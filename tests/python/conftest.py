@@ -9,6 +9,7 @@ import gc
 import json
 import os
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -53,6 +54,12 @@ def fakes():
 @pytest.fixture(scope="session")
 def expect(source):
     return json.loads((source / "expect.json").read_text())
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interrupts():
+    """Ctrl-C interrupts, also where a shell started the tests in the background, with SIGINT ignored."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -31,10 +31,11 @@ def there(path):
 
 def is_of(path, size, seed, readers=(FileSystemReader, hbmfs.DCPReader), change=0):
     """Loads with both readers, and compares each bit with what was saved."""
+    expected = local(state(seed, size, change))
     for reader in readers:
         found = state(7, size, change)
         dcp.load(found, storage_reader=reader(path))
-        same(local(found), local(state(seed, size, change)))
+        same(local(found), expected)
 
 
 def barrier():

@@ -32,8 +32,11 @@ class Ranks:
     def __init__(self, size, job, *arguments):
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(
-            ["torch.distributed", "hbmfs.dcp", "safetensors.torch", "test_weights", "torch.distributed.fsdp", "torch.distributed.tensor", "torch._dynamo"]
-        )
+            [
+                "torch.distributed", "hbmfs.dcp", "safetensors.torch", "test_weights", "torch.distributed.fsdp", "torch.distributed.tensor", "torch._dynamo",
+                "frozen",
+            ]
+        )  # fmt: skip
         self.results, self.ports, self.over = context.Queue(), context.SimpleQueue(), context.Event()
         self.processes = [context.Process(target=run, args=(self.ports, rank, size, self.results, self.over, job, *arguments)) for rank in range(size)]
         for process in self.processes:

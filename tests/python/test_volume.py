@@ -15,6 +15,7 @@ import torch.distributed.checkpoint as dcp
 from hbmfs import _publishing
 from hbmfs.checkpoints import Checkpoints
 from safetensors.numpy import load_file
+from test_checkpoints_ended import LONG
 from test_checkpoints_ranks import split, together
 from test_dcp_group import local, ranks, same, state
 from test_dcp_writer_group import is_of, there
@@ -218,7 +219,7 @@ def saves(rank, size, path, over):
 
 def test_daemons_are_killed_while_ranks_save(volume, tmp_path):
     job = ranks(2, saves, volume.path, tmp_path / "over")
-    for _ in range(15):
+    for _ in range(15 if LONG else 5):
         time.sleep(0.7)
         volume.kill()
     (tmp_path / "over").touch()

@@ -29,7 +29,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t moved = PTHREAD_COND_INITIALIZER;
 static struct range *hbm, *pinned;
 static size_t hbm_used, pinned_now, pinned_peak;
-static uint64_t violations, launches, copies, batches;
+static uint64_t violations, launches, copies, batches, registrations;
 static uint64_t events, pending;
 static int initialized, retained, held;
 static volatile int no_record; // cuEventRecord fails
@@ -234,6 +234,7 @@ CUresult cuMemHostRegister_v2(uintptr_t p, size_t n, unsigned flags) {
         *r = (struct range){p, n, (int)flags, pinned};
         pinned = r;
         pinned_now += n;
+        registrations++;
         if (pinned_now > pinned_peak) pinned_peak = pinned_now;
     }
     pthread_mutex_unlock(&lock);
@@ -398,6 +399,7 @@ CUresult cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned
 uint64_t fake_cuda_violations(void) { return violations; }
 uint64_t fake_cuda_launches(void) { return launches; }
 uint64_t fake_cuda_batches(void) { return batches; } // calls that began several copies
+uint64_t fake_cuda_registrations(void) { return registrations; }
 uint64_t fake_cuda_pinned(void) { return pinned_now; }
 uint64_t fake_cuda_pinned_peak(void) { return pinned_peak; }
 uint64_t fake_cuda_hbm(void) { return hbm_used; }
