@@ -6,7 +6,6 @@ import (
 	"math"
 	"slices"
 
-	"github.com/hbmfs/hbmfs/internal/driver"
 	"github.com/hbmfs/hbmfs/internal/sequences"
 	"github.com/hbmfs/hbmfs/internal/source"
 )
@@ -52,36 +51,22 @@ func BeginBatch(ctx context.Context, to Target, b *Batch, s *Sequences) (*Reques
 		}
 		return err
 	}
-	return begin(ctx, files, &to, check, func(ctx context.Context, after driver.Handle) (Result, error) {
-		where := r.destination(to.Pointer, to.Length, after)
+	locate := func(s *scattering) (err error) {
+		s.also = also
+		s.to = r.destination(to.Pointer, to.Length, s.after)
+		if s.to.Form, err = r.form(&to, b.Element, b.row(&to), s.after); err != nil {
+			return err
+		}
 		spans, _ := r.spans.Get().(*[]source.Span)
 		if spans == nil {
 			spans = new([]source.Span)
 		}
 		*spans = slices.Grow((*spans)[:0], len(b.Starts))
-		parts, err := b.parts(&to, *spans)
-		if err != nil {
-			return Result{}, err
-		}
-		if also != nil {
-			if err := also.Check(); err != nil {
-				return Result{}, err
-			}
-			where.Also = also.Also
-		}
-		if where.Form, err = r.form(&to, b.Element, b.row(&to), after); err != nil {
-			return Result{}, err
-		}
-		result, err := scatterAll(ctx, where, parts)
-		if err != nil {
-			return Result{}, err
-		}
-		r.spans.Put(spans) // nothing of the request is under way
-		if also != nil {
-			err = also.Finish(ctx, after)
-		}
-		return result, err
-	})
+		s.end = func() { r.spans.Put(spans) }
+		s.parts, err = b.parts(&to, *spans)
+		return err
+	}
+	return begin(ctx, files, &to, check, locate)
 }
 
 // check refuses a batch that cannot be, before anything is written.

@@ -27,7 +27,7 @@ func (f *File) Prefetch(ctx context.Context, spans []Span) error {
 		return err
 	}
 	defer f.gate.Leave()
-	if f.seen.Load() { // what is registered is there
+	if f.Seen() {
 		return nil
 	}
 	if p, ok := f.source.(prefetcher); ok {
@@ -47,6 +47,9 @@ func (f *File) Prefetch(ctx context.Context, spans []Span) error {
 	}
 	return nil
 }
+
+// Seen says whether the last request found all of its bytes registered: then what a plan names is there, and Prefetch does nothing.
+func (f *File) Seen() bool { return f.seen.Load() }
 
 // eachGroup calls fn with the pieces of a span, group by group, while their backing files are open.
 func (f *File) eachGroup(ctx context.Context, s Span, fn func(pieces []source.Piece) error) error {

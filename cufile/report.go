@@ -57,7 +57,18 @@ func (f *File) account(m Moved, c Choice) {
 	f.mu.Unlock()
 	if s, ok := f.source.(connected); ok {
 		m.tell(&f.tally, c)
-		tally.Report(s.Daemon, f.tally.Due())
+		if !f.gate.Enter() {
+			return // release reports the rest
+		}
+		due := f.tally.Due()
+		if len(due) == 0 {
+			f.gate.Leave()
+			return
+		}
+		f.r.stuck.Go(func() { // a daemon that hangs delays no read
+			defer f.gate.Leave()
+			tally.Report(s.Daemon, due)
+		})
 	}
 }
 

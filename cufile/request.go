@@ -3,6 +3,7 @@ package cufile
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 
 	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
@@ -29,6 +30,7 @@ type Request struct {
 	done   chan struct{}
 	result Result // set before done is closed
 	err    error  // likewise
+	ring   atomic.Pointer[func()]
 }
 
 // BeginGather starts bringing the spans of length bytes that begin at offsets to memory of the caller, one after the
@@ -37,18 +39,16 @@ type Request struct {
 // more: some calls into the system or the GPU's library cannot be interrupted.
 func (f *File) BeginGather(ctx context.Context, to Target, offsets []int64, length int64) (*Request, error) {
 	check := func() error { return f.check(&to, offsets, length) }
-	return begin(ctx, []*File{f}, &to, check, func(ctx context.Context, after driver.Handle) (Result, error) {
-		where := f.r.destination(to.Pointer, to.Length, after)
-		var err error
-		if where.Form, err = to.Widen.Form(); err != nil {
-			return Result{}, err
-		}
-		return scatterAll(ctx, where, []part{{f, source.Rows(offsets, length)}})
+	return begin(ctx, []*File{f}, &to, check, func(s *scattering) (err error) {
+		s.to = f.r.destination(to.Pointer, to.Length, s.after)
+		s.parts = []part{{f, source.Rows(offsets, length)}}
+		s.to.Form, err = to.Widen.Form()
+		return err
 	})
 }
 
-// begin starts what run does with files, once check, which has the device's context, finds that it can be. after is what [device.Device.Mark] gave.
-func begin(ctx context.Context, files []*File, to *Target, check func() error, run func(ctx context.Context, after driver.Handle) (Result, error)) (*Request, error) {
+// begin starts moving what locate finds in files, once check, which has the device's context, finds that it can be.
+func begin(ctx context.Context, files []*File, to *Target, check func() error, locate func(s *scattering) error) (*Request, error) {
 	if to.Length < 0 {
 		return nil, fmt.Errorf("%w: it cannot have %d bytes", ErrMemory, to.Length)
 	}
@@ -78,8 +78,9 @@ func begin(ctx context.Context, files []*File, to *Target, check func() error, r
 			cancel()
 		}
 	}
-	go func() {
-		q.result, q.err = run(ctx, after)
+	s := &scattering{r: r, after: after, locate: locate}
+	done := func(result Result, err error) {
+		q.result, q.err = result, err
 		r.device.Unmark(after)
 		if q.err != nil && ctx.Err() != nil { // it may be that its file was shut
 			q.err = ctx.Err()
@@ -92,7 +93,11 @@ func begin(ctx context.Context, files []*File, to *Target, check func() error, r
 			f.mu.Unlock()
 		}
 		leave(files)
-	}()
+		q.rung()
+	}
+	if !s.start(ctx, done) {
+		go func() { done(s.run(ctx)) }() // ended by ctx
+	}
 	return q, nil
 }
 
@@ -104,6 +109,22 @@ func leave(files []*File) {
 
 // Done is closed when the request has ended and nothing writes to its memory any more.
 func (q *Request) Done() <-chan struct{} { return q.done }
+
+// Ring calls a function once Done is closed, on any goroutine, or at once: it must be quick. Ring is called once.
+func (q *Request) Ring(f func()) {
+	q.ring.Store(&f)
+	select {
+	case <-q.done:
+		q.rung()
+	default:
+	}
+}
+
+func (q *Request) rung() {
+	if f := q.ring.Swap(nil); f != nil {
+		(*f)()
+	}
+}
 
 // Cancel asks the request to end. It may have been done by then.
 func (q *Request) Cancel() { q.cancel() }

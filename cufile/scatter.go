@@ -20,26 +20,7 @@ type part struct {
 	spans []source.Span
 }
 
-// scatterAll moves the spans of all files at once: by one launch where they are at hand, and else file by file. One that fails
-// ends the others. The choice is that of the first bytes.
-func scatterAll(ctx context.Context, to crew.Destination, parts []part) (Result, error) {
-	if parts[0].file.r.copied != nil {
-		return scatterHost(ctx, to, parts)
-	}
-	total, missing, err := moveSeen(ctx, to, parts)
-	if err == nil && len(missing) > 0 {
-		to.Also = nil // it is done
-		rest, err := scatterUnseen(ctx, to, missing)
-		total.add(rest)
-		return total, err
-	}
-	if !errors.Is(err, mapped.ErrApart) {
-		return total, err
-	}
-	return scatterUnseen(ctx, to, parts)
-}
-
-// scatterUnseen is scatterAll for spans that the GPU may not see yet.
+// scatterUnseen moves spans that the GPU may not see yet, of all files at once. One that fails ends the others. The choice is that of the first bytes.
 func scatterUnseen(ctx context.Context, to crew.Destination, parts []part) (total Result, err error) {
 	inner, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -68,21 +49,13 @@ func scatterUnseen(ctx context.Context, to crew.Destination, parts []part) (tota
 	return total, nil
 }
 
-// moveSeen moves the rows that the GPU sees already, and gives the others. It fails with [mapped.ErrApart] where there are none.
-func moveSeen(ctx context.Context, to crew.Destination, parts []part) (total Result, missing []part, err error) {
-	rows, err := seenRows(parts)
-	r := parts[0].file.r
-	if err == nil {
-		var finished <-chan struct{}
-		if finished, err = r.mapped.MoveRows(ctx, &to, rows); err != nil {
-			r.quiet(finished)
-		}
-	}
+// tookRows says what became of rows that the GPU may see, once err is how that went: what was moved, and the spans that were not.
+func tookRows(parts []part, rows []mapped.Rows, err error) (total Result, missing []part) {
 	for i, p := range parts {
 		p.file.seen.Store(err == nil && len(rows[i].Missing) == 0)
 	}
 	if err != nil {
-		return total, nil, err
+		return total, nil
 	}
 	choice := Choice{Mapped, seenWhy}
 	for i, p := range parts {
@@ -96,13 +69,18 @@ func moveSeen(ctx context.Context, to crew.Destination, parts []part) (total Res
 			total.add(Result{moved, choice})
 		}
 	}
-	return total, missing, nil
+	return total, missing
+}
+
+// seesRows says whether the GPU may see rows.
+func (r *Reader) seesRows() bool {
+	return r.mapped != nil && r.mapped.PinnedBytes() > 0
 }
 
 // seenRows gives the rows of parts that the GPU may see, small ones of files of Readers that share registrations.
 func seenRows(parts []part) ([]mapped.Rows, error) {
 	r := parts[0].file.r
-	if r.mapped == nil || r.mapped.PinnedBytes() == 0 {
+	if !r.seesRows() {
 		return nil, mapped.ErrApart
 	}
 	rows, size, count := make([]mapped.Rows, len(parts)), int64(0), 0

@@ -203,31 +203,18 @@ func hbmfs_go_file_close(h C.hbmfs_handle, why *C.hbmfs_failure) C.int32_t {
 	return answer(why, func() error { return lib.closeFile(uint64(h)) })
 }
 
-// spans makes a plan of two arrays.
-func spans(offsets, lengths *C.int64_t, count C.int64_t) ([]cufile.Span, error) {
-	at, err := array(offsets, count)
-	if err != nil {
-		return nil, err
-	}
-	n, err := array(lengths, count)
-	if err != nil {
-		return nil, err
-	}
-	plan := make([]cufile.Span, len(at))
-	for i := range at {
-		plan[i] = cufile.Span{Offset: at[i], Length: n[i]}
-	}
-	return plan, nil
-}
-
 //export hbmfs_go_prefetch
 func hbmfs_go_prefetch(h C.hbmfs_handle, offsets, lengths *C.int64_t, count C.int64_t, why *C.hbmfs_failure) C.int32_t {
 	return answer(why, func() error {
-		plan, err := spans(offsets, lengths, count)
+		at, err := list[int64](offsets, count)
 		if err != nil {
 			return err
 		}
-		return lib.prefetch(uint64(h), plan)
+		n, err := list[int64](lengths, count)
+		if err != nil {
+			return err
+		}
+		return lib.prefetch(uint64(h), at, n)
 	})
 }
 

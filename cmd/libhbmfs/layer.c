@@ -1,8 +1,14 @@
 // The functions of libhbmfs.h, of readers and what they share. layer_writer.c and layer_kv.c have the others.
+#include "bell.h"
 #include "layer.h"
 
+#include <errno.h>
+#include <linux/futex.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
 
 volatile int hbmfs_forked;
 
@@ -152,11 +158,33 @@ int32_t hbmfs_batch_begin(const hbmfs_batch *batch, hbmfs_handle *request, hbmfs
     return hbmfs_go_batch_begin(&full, request, why);
 }
 
+uint64_t hbmfs_bells[HBMFS_BELLS];
+
+static int64_t now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
+}
+
+// Waits until a read has ended, at most timeout_ns, for ever if that is negative; not at all for what has no word. Gives what is left of the time.
+static int64_t await_bell(hbmfs_handle request, int64_t timeout_ns) {
+    uint64_t *bell = &hbmfs_bells[request % HBMFS_BELLS], live = request << HBMFS_BELL_BITS, awaited = live | HBMFS_AWAITED, seen = live;
+    if (!timeout_ns || __atomic_load_n(bell, __ATOMIC_ACQUIRE) >> HBMFS_BELL_BITS != request || !request) return timeout_ns;
+    int64_t end = timeout_ns < 0 ? 0 : now_ns() + timeout_ns, left = timeout_ns;
+    __atomic_compare_exchange_n(bell, &seen, awaited, 0, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+    while (__atomic_load_n(bell, __ATOMIC_ACQUIRE) == awaited && left) {
+        struct timespec rest = {left / 1000000000, left % 1000000000};
+        syscall(SYS_futex, bell, FUTEX_WAIT_PRIVATE, (uint32_t)awaited, left < 0 ? NULL : &rest, NULL, 0); // the lower half, which changes with the end
+        if (timeout_ns > 0 && (left = end - now_ns()) < 0) left = 0;
+    }
+    return left;
+}
+
 int32_t hbmfs_wait(hbmfs_handle request, int64_t timeout_ns, hbmfs_result *result, hbmfs_failure *why) {
     REFUSE_FORKED;
     if (result && !KNOWN(result->struct_size, hbmfs_result, reason)) return hbmfs_fail_size(why);
     hbmfs_result full = {0};
-    int32_t code = hbmfs_go_wait(request, timeout_ns, &full, why);
+    int32_t code = hbmfs_go_wait(request, await_bell(request, timeout_ns), &full, why);
     if (!code && result) GIVE(result, full);
     return code;
 }

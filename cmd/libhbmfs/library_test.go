@@ -216,7 +216,7 @@ func TestOneCodeForWhatIsNotThere(t *testing.T) {
 			want(t, fmt.Sprintf("begin %+v", s), err, codeOutOfRange)
 			_, err = l.begin(file, to, []int64{0, s.Offset}, s.Length)
 			want(t, fmt.Sprintf("gather %+v", s), err, codeOutOfRange)
-			want(t, fmt.Sprintf("prefetch %+v", s), l.prefetch(file, []cufile.Span{s}), codeOutOfRange)
+			want(t, fmt.Sprintf("prefetch %+v", s), l.prefetch(file, []int64{s.Offset}, []int64{s.Length}), codeOutOfRange)
 		}
 		if o.Device != cufile.HostDevice {
 			memory, _, err := l.alloc(reader, 1000)

@@ -159,22 +159,26 @@ func (l *library) openFiles(handle uint64, paths []string) (handles []uint64, er
 }
 
 // prefetch announces reads: to the daemon for a file of a mount, to the kernel for any other.
-func (l *library) prefetch(handle uint64, plan []cufile.Span) error {
+func (l *library) prefetch(handle uint64, offsets, lengths []int64) error {
 	f, err := find[*file](l, handle)
 	if err != nil {
 		return err
 	}
-	if err := inside(plan, f.f.Size()); err != nil {
+	if err := inside(offsets, lengths, f.f.Size()); err != nil || f.f.Seen() {
 		return err
+	}
+	plan := make([]cufile.Span, len(offsets))
+	for i := range offsets {
+		plan[i] = cufile.Span{Offset: offsets[i], Length: lengths[i]}
 	}
 	return f.f.Prefetch(context.Background(), plan)
 }
 
 // inside refuses a plan of ranges that are not inside a file.
-func inside(plan []cufile.Span, size int64) error {
-	for i, span := range plan {
-		if span.Offset < 0 || span.Length < 0 || span.Offset > size || span.Length > size-span.Offset {
-			return failf(codeOutOfRange, "range %d of the plan, %d bytes at %d, is not inside the file's %d", i, span.Length, span.Offset, size)
+func inside(offsets, lengths []int64, size int64) error {
+	for i, offset := range offsets {
+		if n := lengths[i]; offset < 0 || n < 0 || offset > size || n > size-offset {
+			return failf(codeOutOfRange, "range %d of the plan, %d bytes at %d, is not inside the file's %d", i, n, offset, size)
 		}
 	}
 	return nil

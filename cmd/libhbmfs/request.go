@@ -30,7 +30,18 @@ func (l *library) begin(handle uint64, to cufile.Target, offsets []int64, length
 	if err != nil {
 		return 0, err
 	}
-	return l.add(handle, &request{[]*reader{f.reader}, q})
+	return l.addRequest(handle, &request{[]*reader{f.reader}, q})
+}
+
+// addRequest gives a handle to a request, which a thread can wait for in the kernel.
+func (l *library) addRequest(of uint64, q *request) (uint64, error) {
+	handle, err := l.add(of, q)
+	if err == nil {
+		if ring := hang(handle); ring != nil {
+			q.Ring(ring)
+		}
+	}
+	return handle, err
 }
 
 // batch begins a batch of files, and writes what sequences say, if they are not nil. No file owns the request, since it outlives each.
@@ -50,7 +61,7 @@ func (l *library) batch(files []uint64, to cufile.Target, b *cufile.Batch, seque
 	if err != nil {
 		return 0, err
 	}
-	return l.add(0, &request{readers, q})
+	return l.addRequest(0, &request{readers, q})
 }
 
 // waitFor ends the request and its handle, unless it takes longer than timeout.

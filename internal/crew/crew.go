@@ -57,7 +57,7 @@ type Options struct {
 
 // New starts the threads. Where memory cannot be pinned, or CUDA fails, none is left.
 func New(o Options) (*Crew, error) {
-	c := &Crew{cu: o.CUDA, idle: o.Idle, jobs: make(chan *job, 4*o.Threads), quit: make(chan struct{}), gone: make(chan struct{}),
+	c := &Crew{cu: o.CUDA, idle: o.Idle, jobs: make(chan *job, 4*o.Threads+waiting), quit: make(chan struct{}), gone: make(chan struct{}),
 		most: o.Threads, changed: make(chan struct{})}
 	if o.CUDA != nil || o.SlotSize > 0 {
 		var err error
@@ -229,6 +229,27 @@ func (c *Crew) Run(ctx context.Context, workers int, n int64, step func(w *Worke
 	return j.finished, ctx.Err()
 }
 
+// waiting is how many jobs of Start may wait, beside those that Run's callers wait for.
+const waiting = 64
+
+// Start has a worker run a step, and does not wait for it. then is called with how it went once nothing of it is under way, on the worker: it
+// must be quick. Start is false where the crew ends, or too many jobs wait: then nothing was begun. No job of Start may be left when the crew is closed.
+func (c *Crew) Start(ctx context.Context, step func(w *Worker) error, then func(err error)) bool {
+	j := &job{ctx: ctx, n: 1, step: func(w *Worker, _ int64) error { return step(w) }, then: then}
+	j.owed.Store(1)
+	select {
+	case <-c.quit:
+		return false
+	default:
+	}
+	select {
+	case c.jobs <- j:
+		return true
+	default:
+		return false
+	}
+}
+
 // Do runs f once on a worker.
 func (c *Crew) Do(ctx context.Context, f func(w *Worker) error) error {
 	_, err := c.Run(ctx, 1, 1, func(w *Worker, _ int64) error { return f(w) })
@@ -240,9 +261,10 @@ type job struct {
 	ctx      context.Context
 	n        int64
 	step     func(w *Worker, i int64) error
-	claimed  atomic.Int64 // steps that a worker has begun
-	owed     atomic.Int64 // workers and copies that still owe an end, and one for the caller that recruits
-	finished chan struct{}
+	claimed  atomic.Int64    // steps that a worker has begun
+	owed     atomic.Int64    // workers and copies that still owe an end, and one for the caller that recruits
+	finished chan struct{}   // of Run
+	then     func(err error) // of Start
 	mu       sync.Mutex
 	err      error // the first; guarded by mu
 }
@@ -281,7 +303,16 @@ func (j *job) failed() error {
 }
 
 func (j *job) end() {
-	if j.owed.Add(-1) == 0 {
-		close(j.finished)
+	if j.owed.Add(-1) != 0 {
+		return
 	}
+	if j.then == nil {
+		close(j.finished)
+		return
+	}
+	err := j.failed()
+	if err == nil {
+		err = j.ctx.Err()
+	}
+	j.then(err)
 }

@@ -25,6 +25,7 @@ type Worker struct {
 	over    bool          // the memory of jobs was given back: those that come are too late
 	slots   []Slot
 	next    int
+	took    time.Duration // the last copy, from its start until it was seen to have ended
 }
 
 // Slot is memory, pinned where there is a GPU, and the copy that last used it.
@@ -101,12 +102,28 @@ func (w *Worker) Settle(s *Slot) error {
 	if !s.busy {
 		return nil
 	}
-	return s.settled(w.CUDA.Wait(s.copied))
+	return w.settled(s, w.CUDA.WaitAtLeast(s.copied, w.pause()))
+}
+
+// pause is how long to sleep between two looks at a copy. Each costs CPU, and where others are queued behind it the GPU has work meanwhile: then a part of
+// the time that the last one took from its start, which was behind others, too.
+func (w *Worker) pause() time.Duration {
+	const most, part = 60 * time.Microsecond, 2 * SlotsPerWorker
+	queued := 0
+	for i := range w.slots {
+		if w.slots[i].busy {
+			queued++
+		}
+	}
+	if queued < 2 {
+		return driver.LeastPause
+	}
+	return min(max(w.took/part, driver.LeastPause), most)
 }
 
 // settled tells a slot's job how its copy has ended.
-func (s *Slot) settled(err error) error {
-	s.busy = false
+func (w *Worker) settled(s *Slot, err error) error {
+	s.busy, w.took = false, time.Since(s.sent)
 	if s.release != nil {
 		s.release()
 		s.release = nil
@@ -215,9 +232,9 @@ func (w *Worker) look() bool {
 		return false
 	}
 	if came, err := w.CUDA.Came(s.copied); came || err != nil {
-		_ = s.settled(err)
+		_ = w.settled(s, err)
 	} else {
-		driver.Pause(s.sent)
+		driver.Pause(s.sent, w.pause())
 	}
 	return true
 }

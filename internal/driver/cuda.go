@@ -333,8 +333,11 @@ func (c *CUDA) Record(e, stream Handle) error {
 }
 
 // Wait asks for an event until it has come, and sleeps in between: cuEventSynchronize would burn the CPU.
-func (c *CUDA) Wait(e Handle) error {
-	for began := time.Now(); ; Pause(began) {
+func (c *CUDA) Wait(e Handle) error { return c.WaitAtLeast(e, LeastPause) }
+
+// WaitAtLeast is Wait with sleeps that are at least so long.
+func (c *CUDA) WaitAtLeast(e Handle, least time.Duration) error {
+	for began := time.Now(); ; Pause(began, least) {
 		if came, err := c.Came(e); came || err != nil {
 			return err
 		}
@@ -353,9 +356,11 @@ func (c *CUDA) Came(e Handle) (bool, error) {
 	}
 }
 
-// Pause sleeps between two questions about what has been waited for since began.
-func Pause(began time.Time) {
-	const least, most = 20 * time.Microsecond, time.Millisecond
-	pause := unix.NsecToTimespec(int64(min(max(least, time.Since(began)/8), most)))
+// LeastPause is the shortest sleep between two questions.
+const LeastPause = 20 * time.Microsecond
+
+// Pause sleeps between two questions about what has been waited for since began, at least so long.
+func Pause(began time.Time, least time.Duration) {
+	pause := unix.NsecToTimespec(int64(min(max(least, time.Since(began)/8), time.Millisecond)))
 	_ = unix.Nanosleep(&pause, nil) // a signal only makes it ask earlier
 }

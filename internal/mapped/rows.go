@@ -1,8 +1,6 @@
 package mapped
 
 import (
-	"context"
-
 	"github.com/hbmfs/hbmfs/internal/crew"
 	"github.com/hbmfs/hbmfs/internal/driver"
 	"github.com/hbmfs/hbmfs/internal/source"
@@ -18,22 +16,20 @@ type Rows struct {
 
 // MoveRows moves rows of files that the GPU sees already. Their cost does not depend on how many files there are: each row is found in a table, without
 // a lock or a system call. Rows that are not registered, or whose file cannot be looked at or has changed, are left out as Missing. The watches look at the
-// files afterwards. It fails with [ErrApart] where a file was closed meanwhile. finished is what [crew.Crew.Run] gives.
-func (m *Mover) MoveRows(ctx context.Context, to *crew.Destination, rows []Rows) (finished <-chan struct{}, err error) {
-	return m.Thread.Run(ctx, 1, 1, func(w *crew.Worker, _ int64) error {
-		closed, also := closings(rows), to.Also
-		c := &cursor{m: m, rows: rows, base: to.HBM, form: to.Form}
-		for !c.done() || also != nil {
-			if err := m.moveTable(w, to, c, also); err != nil {
-				return err
-			}
-			also = nil // it is done once
+// files afterwards. It fails with [ErrApart] where a file was closed meanwhile. It runs on the Mover's worker, whose job ends when they are there.
+func (m *Mover) MoveRows(w *crew.Worker, to *crew.Destination, rows []Rows) error {
+	closed, also := closings(rows), to.Also
+	c := &cursor{m: m, rows: rows, base: to.HBM, form: to.Form}
+	for !c.done() || also != nil {
+		if err := m.moveTable(w, to, c, also); err != nil {
+			return err
 		}
-		if closings(rows) != closed { // perhaps it was not looked at after this read
-			return ErrApart
-		}
-		return nil
-	})
+		also = nil // it is done once
+	}
+	if closings(rows) != closed { // perhaps it was not looked at after this read
+		return ErrApart
+	}
+	return nil
 }
 
 // closings counts files that were closed.

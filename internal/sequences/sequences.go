@@ -126,6 +126,9 @@ func (s *Writing) Also(w *crew.Worker, slot *crew.Slot, used int) error {
 	return err
 }
 
+// Begun says whether nothing is left for Finish.
+func (s *Writing) Begun() bool { return s.begun.Load() }
+
 // Finish writes what was not begun, behind an event. When it returns, also with an error, nothing is under way.
 func (s *Writing) Finish(ctx context.Context, after driver.Handle) error {
 	if !s.begun.CompareAndSwap(false, true) {

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ._closing import unheard
+from ._native import process
 from .errors import ReadError, StaleError
 from .tokens import Tokens
 
@@ -17,7 +18,7 @@ class HostFile:
     """The file of a dataset, opened again by this process."""
 
     def __init__(self, tokens: Tokens) -> None:
-        self.pid = os.getpid()
+        self.process = process()
         self.moved = 0
         self.reads = 0
         self._path = tokens.path
@@ -49,7 +50,7 @@ class HostFile:
 
     def close(self) -> None:
         """Closes it, if this process opened it."""
-        if self._fd >= 0 and self.pid == os.getpid():
+        if self._fd >= 0 and self.process == process():
             os.close(self._fd)
         self._fd = -1
 

@@ -50,7 +50,7 @@ class Dataset:
         self._documents: np.ndarray[Any, Any] | None = None
         self._lock = threading.Lock()
         self._child: HostFile | None = None  # guarded by _lock
-        self._pid = os.getpid()
+        self._process = _native.process()
         self._file: File | None = reader.open_file(found.path) if reader is not None else None
         self._scatter: Scatter | None = None
 
@@ -267,7 +267,7 @@ class Dataset:
         """The open file, or None in a forked child, which must read by itself."""
         if self._closed:
             raise errors.ClosedError(f"the dataset {self.path} is closed: open it again")
-        if self._file is not None and os.getpid() == self._pid:
+        if self._file is not None and _native.process() == self._process:
             return self._file
         if self._index != _device.CPU:
             raise errors.ForkedError(_native.FORKED)
@@ -275,7 +275,7 @@ class Dataset:
 
     def _forked(self) -> HostFile:
         with self._lock:
-            if self._child is None or self._child.pid != os.getpid():
+            if self._child is None or self._child.process != _native.process():
                 self._child = HostFile(self._tokens)
             return self._child
 
