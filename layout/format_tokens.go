@@ -53,9 +53,10 @@ func tokensAssemble(ctx context.Context, d *directory, members []member) {
 // not tell, such as padding at their start. These go with the files whose names differ in digits only: leaving them out
 // would cut a piece out of the stream.
 func (d *directory) tokenFiles(members []member, told map[*Object]DType) []member {
-	families := map[string][]DType{}
+	families, plain := map[string][]DType{}, map[string]bool{}
 	for _, m := range members {
 		dtype, family := m.head.(tokenGuess).dtype, labelOf(baseOf(m.object.Name)).alike
+		plain[family] = plain[family] || m.head.(tokenGuess).other == ""
 		if dtype != DTypeUnknown && !slices.Contains(families[family], dtype) {
 			families[family] = append(families[family], dtype)
 		}
@@ -63,7 +64,11 @@ func (d *directory) tokenFiles(members []member, told map[*Object]DType) []membe
 	var out []member
 	for _, m := range members {
 		guess := m.head.(tokenGuess)
-		family := families[labelOf(baseOf(m.object.Name)).alike]
+		alike := labelOf(baseOf(m.object.Name)).alike
+		family := families[alike]
+		if guess.weak && plain[alike] {
+			guess.other = ""
+		}
 		why := ""
 		switch {
 		case d.opt.DType == DTypeUnknown && told[m.object] != DTypeUnknown:

@@ -168,6 +168,24 @@ func TestTokensFamilyKeepsItsPaddedShard(t *testing.T) {
 	}
 }
 
+// A shard in some ten thousand begins with the two bytes of another format. Its siblings show that it has tokens.
+func TestTokensFamilyKeepsAShardThatLooksLikeAProgram(t *testing.T) {
+	for _, magic := range []string{"MZ", "\x80\x02", "\x1f\x8b", "\xff\xfe"} {
+		odd := textTokens(3, 100, 50257, 2)
+		copy(odd, magic)
+		for _, opt := range []Options{{}, {DType: U16}} {
+			f := files{"a0.bin": textTokens(1, 100, 50257, 2), "a1.bin": odd, "a2.bin": textTokens(2, 100, 50257, 2), "other.bin": odd}
+			v, err := Index(t.Context(), f.objects(), opt)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(v.Sets) != 1 || len(v.Sets[0].Shards) != 3 || len(v.Problems()) != 0 {
+				t.Errorf("%q, %+v: %d sets, problems %v", magic, opt, len(v.Sets), v.Problems())
+			}
+		}
+	}
+}
+
 func TestTokensCutInAToken(t *testing.T) {
 	v := exercise(t, files{"a.bin": textTokens(1, 100, 50257, 2)[:199], "b.bin": textTokens(2, 100, 50257, 2)})
 	if p := v.Problems(); len(p) != 1 || p[0].Object != "a.bin" || p[0].Offset != 199 {

@@ -11,6 +11,7 @@ import (
 type tokenGuess struct {
 	dtype DType  // U16 or U32; DTypeUnknown where the values do not tell
 	other string // the format of a file that is no tokens, "" where it may be tokens
+	weak  bool   // other is known by two or three bytes, which one shard of tokens in some ten thousand begins with, too
 }
 
 // textGuess is other of a text.
@@ -20,8 +21,8 @@ const textGuess = "text"
 // ones and repeat themselves. Random bytes, weights, samples of sound and machine code do not. It would rather miss
 // tokens, which --dtype brings back, than make a stream of other bytes.
 func guessTokens(head []byte) tokenGuess {
-	if what := otherFormat(string(head[:min(len(head), 512)])); what != "" {
-		return tokenGuess{other: what}
+	if what, magic := otherFormat(string(head[:min(len(head), 512)])); what != "" {
+		return tokenGuess{other: what, weak: magic < 4}
 	}
 	if isText(head) {
 		return tokenGuess{other: textGuess}
@@ -36,8 +37,8 @@ func guessTokens(head []byte) tokenGuess {
 	return tokenGuess{}
 }
 
-// otherFormat names the format whose magic number the head begins with, "" for none.
-func otherFormat(head string) string {
+// otherFormat names the format whose magic number the head begins with, and the number's bytes: "" and 0 for none.
+func otherFormat(head string) (string, int) {
 	for _, f := range []struct{ magic, name string }{
 		{"PK\x03\x04", "a zip archive (as torch.save writes)"}, {"\x80\x02", "a pickle"}, {"\x80\x03", "a pickle"},
 		{"\x80\x04\x95", "a pickle"}, {"\x80\x05\x95", "a pickle"}, {"\x1f\x8b", "gzip"}, {"\x28\xb5\x2f\xfd", "zstd"},
@@ -49,13 +50,13 @@ func otherFormat(head string) string {
 		{"\x8a\xd8\x34\x01\x01\x00\x00\x00", "an evaluation set of llm.c"}, {"fast_llm_prepared_dataset", "a Fast-LLM dataset"},
 	} {
 		if strings.HasPrefix(head, f.magic) {
-			return f.name
+			return f.name, len(f.magic)
 		}
 	}
 	if len(head) > 262 && head[257:262] == "ustar" {
-		return "a tar archive"
+		return "a tar archive", len("ustar")
 	}
-	return ""
+	return "", 0
 }
 
 // isText reports whether head is UTF-8 without control characters, or mostly printable ASCII.

@@ -22,7 +22,11 @@ import (
 func (f *fill) publish(ctx context.Context) {
 	s := f.store
 	_, span := trace.Child(ctx, "publish")
-	o, err := f.link()
+	o, err := (*layout.Object)(nil), error(errLost)
+	if f.use() { // a reader that finds bytes lost closes it
+		o, err = f.link()
+		f.unuse()
+	}
 	span.Text("object", f.object.Name).Int("offset", f.start).Int("bytes", f.size).End(class(err))
 	var local *localError
 	switch {

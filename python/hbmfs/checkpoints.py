@@ -40,7 +40,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from concurrent.futures import wait as wait_for
@@ -168,6 +168,9 @@ class Checkpoints:
         self._closed = False
         # A handler of a signal reads these two: the main thread counts in one, the threads that save in the other.
         self._begun = self._ended = 0
+        # Thread.start holds a lock that the new thread needs, so a handler that comes within it is put off.
+        self._starting: threading.Thread | None = None
+        self._late: Callable[[], None] | None = None
         try:
             # What threads ask of the other ranks while they save, and what calls ask, must not meet.
             self._saves: Any = _ranks.everybody(group)
@@ -204,9 +207,16 @@ class Checkpoints:
             _forget(err)
         before = self._last
         save._thread = thread = threading.Thread(target=self._run, args=(save, stager, staged, failure, before), name=f"hbmfs-save-{step}")
-        self._last, self._begun = save, self._begun + 1  # without a call between them, at whose end a handler may run
+        caller = threading.current_thread()
+        self._starting, self._last, self._begun = caller, save, self._begun + 1  # without a call between them, at whose end a handler may run
         try:
-            thread.start()
+            try:
+                thread.start()
+            finally:
+                self._starting = None
+                if caller is threading.main_thread() and self._late is not None:
+                    late, self._late = self._late, None
+                    late()
         except RuntimeError as err:  # other ranks wait for this one
             refused = Error(f"no thread could be started: {err}. Allow more of them (ulimit -u, or pids.max of the control group)")
             try:
@@ -291,6 +301,9 @@ class Checkpoints:
             nonlocal busy
             if busy:
                 return  # the first signal is being answered
+            if self._starting is threading.main_thread():
+                self._late = lambda: handle(number, frame)
+                return
             busy = True
             try:
                 if active:
@@ -445,7 +458,7 @@ class Checkpoints:
                 time.sleep(LOOK)
 
     def _saving(self) -> bool:
-        """Whether a save has not ended. One whose thread has not started is none: the handler keeps it from starting."""
+        """Whether a save has not ended. One whose thread could not be started is none: the main thread does it, where the handler runs."""
         thread = None if self._last is None else self._last._thread
         return self._ended < self._begun - (thread is not None and thread.ident is None)
 

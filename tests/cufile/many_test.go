@@ -242,7 +242,13 @@ func TestAutoKnowsWhoSharesTheHost(t *testing.T) {
 	blackbox.NeedRoot(t)
 	b := blackbox.Given(t)
 	gpu := blackbox.FakeGPU(t)
-	m, err := b.Mount(t.Context(), shards(t), t.TempDir())
+	source, data := t.TempDir(), bytes.Repeat([]byte("0123456789abcdef"), 1<<14)
+	for n := range 3 { // one for each reader: auto takes what another has registered
+		if err := os.WriteFile(fmt.Sprintf("%s/%d.raw", source, n), data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m, err := b.Mount(t.Context(), source, t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -251,11 +257,6 @@ func TestAutoKnowsWhoSharesTheHost(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	name := m.Path("train_000.npy")
-	data, err := os.ReadFile(name) // into the page cache
-	if err != nil {
-		t.Fatal(err)
-	}
 	var files []*cufile.File
 	var readers []*cufile.Reader
 	for n := range 3 {
@@ -263,7 +264,7 @@ func TestAutoKnowsWhoSharesTheHost(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		f, err := r.Open(t.Context(), name)
+		f, err := r.Open(t.Context(), m.Path(fmt.Sprintf("%d.raw", n)))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -58,10 +58,11 @@ func TestEachCommandIsPatient(t *testing.T) {
 					if c.mounts {
 						blackbox.NeedFUSE(t)
 					}
-					l := newLiar(t, true, c.files, tell, tell)
+					list := tell
 					if lists {
-						l.list = func(x *exchange) bool { return x.name != "" && tell(x) } // of S3's, a manifest is read as a whole
+						list = func(x *exchange) bool { return x.name != "" && tell(x) } // of S3's, a manifest is read as a whole
 					}
+					l := newLiar(t, true, c.files, tell, list)
 					out := filepath.Join(suite.NewDir(t), "out")
 					if c.mounts {
 						must(t, os.Mkdir(out, 0o755))

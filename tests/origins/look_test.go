@@ -44,7 +44,7 @@ func TestLookWithoutAMount(t *testing.T) {
 			}
 		}
 		must(t, json.Unmarshal(out, &report))
-		if len(report.Sets) != 1 || report.Sets[0].Format != "tokens" || report.Sets[0].Tokens != 20*(600<<10)+190 {
+		if len(report.Sets) != 1 || report.Sets[0].Format != "tokens" || report.Sets[0].Tokens != 20*(100<<10)+190 {
 			t.Errorf("%s", out)
 		}
 	})

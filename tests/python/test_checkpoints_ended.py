@@ -105,13 +105,25 @@ def test_ended_at_random(folder, number):
         assert not [name for name in os.listdir(folder) if name.startswith(".")], os.listdir(folder)
 
 
-def end_before_the_thread(folder, ready):
-    """A signal comes after a save has begun, and before its thread has."""
+class Started(threading.Event):
+    """Of a thread. A signal comes while it is waited for, with the lock that the thread needs to say that it has started."""
+
+    def wait(self, timeout=None):
+        with self._cond:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().wait(timeout)
+
+
+def end_while_a_thread_starts(folder, ready, within):
+    """A signal comes after a save has begun, before its thread has or while that starts."""
     start = threading.Thread.start
 
     def ended(thread):
         if thread.name == "hbmfs-save-2":
-            os.kill(os.getpid(), signal.SIGTERM)
+            if within:
+                thread._started = Started()
+            else:
+                os.kill(os.getpid(), signal.SIGTERM)
         start(thread)
 
     threading.Thread.start = ended
@@ -120,9 +132,10 @@ def end_before_the_thread(folder, ready):
         ck.save(2, state(2, 3))
 
 
-def test_ended_before_the_thread_of_a_save(folder):
-    assert Process(end_before_the_thread, folder).exit() == -signal.SIGTERM
-    assert newest(folder) == 1
+@pytest.mark.parametrize("within", [False, True])
+def test_ended_while_the_thread_of_a_save_starts(folder, within):
+    assert Process(end_while_a_thread_starts, folder, within).exit() == -signal.SIGTERM
+    assert newest(folder) == 2
 
 
 def end_without_a_thread(folder, ready):
