@@ -22,7 +22,8 @@ import (
 func (f *fill) publish(ctx context.Context) {
 	s := f.store
 	_, span := trace.Child(ctx, "publish")
-	o, err := (*layout.Object)(nil), error(errLost)
+	var o *layout.Object
+	err := errLost
 	if f.use() { // a reader that finds bytes lost closes it
 		o, err = f.link()
 		f.unuse()
