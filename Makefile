@@ -112,7 +112,7 @@ test-peers: build lib testreport ## Run the real readers and writers: Megatron, 
 	@tools/need.sh fuse python $(if $(filter 1,$(RACE)),cc)
 	@tests/venv.sh $(PEERS) $(VENV)
 	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_PEERS=$(abspath $(PEERS)/bin/python) HBMFS_LIBRARY=$(abspath bin/libhbmfs.so) \
-	  $(CACHE)/testreport --must-not-skip tests/must_not_skip_peers.txt $(LIMITS) --whole=15m \
+	  $(CACHE)/testreport --must-not-skip tests/must_not_skip_peers.txt $(LIMITS) --whole=20m \
 	  $(if $(filter 1,$(RACE)),-race) -p 1 -run Peers ./tests/loaders ./tests/python ./tests/volume/programs
 
 # The peers' wheels are a folder's, WHEELS: nothing is downloaded.
