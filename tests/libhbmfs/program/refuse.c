@@ -67,7 +67,7 @@ static void ranges(hbmfs_handle file, struct memory *m, int64_t size) {
     WANT(HBMFS_INVALID, hbmfs_read_begin(file, 0, 10, 0, 10, 0, &request, &why));
     int64_t zero = 0;
     WANT(HBMFS_INVALID, hbmfs_gather_begin(file, m->at, m->length, &zero, 1, 9, HBMFS_U16_TO_I64, 0, &request, &why));
-    WANT(HBMFS_INVALID, hbmfs_gather_begin(file, m->at, m->length, &zero, 1, 8, 3, 0, &request, &why));
+    WANT(HBMFS_INVALID, hbmfs_gather_begin(file, m->at, m->length, &zero, 1, 8, HBMFS_I32_TO_I64 + 1, 0, &request, &why));
     WANT(HBMFS_INVALID, hbmfs_gather_begin(file, m->at, m->length, &zero, -1, 8, HBMFS_KEEP, 0, &request, &why));
     WANT(HBMFS_INVALID, hbmfs_gather_begin(file, m->at, -1, &zero, 0, 8, HBMFS_KEEP, 0, &request, &why));
     OK(hbmfs_gather(file, 0, 0, NULL, 0, 8, HBMFS_KEEP, 0, NULL, &why)); // nothing is no mistake
