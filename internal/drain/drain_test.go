@@ -486,25 +486,3 @@ func TestFullDisk(t *testing.T) {
 		t.Error("step-1 is remote, beyond --keep, and still here")
 	}
 }
-
-// TestRefusedToBegin: a checkpoint that must not be sent has failed for good, with the reason, and others are sent.
-func TestRefusedToBegin(t *testing.T) {
-	s, dir, ended := newStore(t), t.TempDir(), 0
-	for _, name := range []string{"a", "b", "c"} {
-		publish(t, dir, name, checkpoint.Part{Of: 1}, map[string]int{"file": 10})
-	}
-	opt := fast()
-	opt.Begin = func(name string) (func(), error) {
-		if name == "b" {
-			return nil, fmt.Errorf("it ends daemons: %w", unix.EIO)
-		}
-		return func() { ended++ }, nil
-	}
-	got := once(t, dir, s.url("run"), opt)
-	if got["a"] != Remote || got["c"] != Remote || !strings.HasPrefix(got["b"], Failed) || !strings.Contains(got["b"], "it ends daemons") {
-		t.Errorf("the states are %v", got)
-	}
-	if ended != 2 {
-		t.Errorf("%d have ended", ended)
-	}
-}

@@ -2,6 +2,7 @@ package drain
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -9,6 +10,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/internal/checkpoint"
 )
@@ -175,5 +178,27 @@ func TestGone(t *testing.T) {
 	d := open(t, dir, s.url("run"), opt)
 	if err := d.Once(t.Context()); !errors.Is(err, ErrSilent) || !strings.Contains(err.Error(), "refused") {
 		t.Errorf("the error is %v", err)
+	}
+}
+
+// TestRefusedToBegin: a checkpoint that must not be sent has failed for good, with the reason, and others are sent.
+func TestRefusedToBegin(t *testing.T) {
+	s, dir, ended := newStore(t), t.TempDir(), 0
+	for _, name := range []string{"a", "b", "c"} {
+		publish(t, dir, name, checkpoint.Part{Of: 1}, map[string]int{"file": 10})
+	}
+	opt := fast()
+	opt.Begin = func(name string) (func(), error) {
+		if name == "b" {
+			return nil, fmt.Errorf("it ends daemons: %w", unix.EIO)
+		}
+		return func() { ended++ }, nil
+	}
+	got := once(t, dir, s.url("run"), opt)
+	if got["a"] != Remote || got["c"] != Remote || !strings.HasPrefix(got["b"], Failed) || !strings.Contains(got["b"], "it ends daemons") {
+		t.Errorf("the states are %v", got)
+	}
+	if ended != 2 {
+		t.Errorf("%d have ended", ended)
 	}
 }
