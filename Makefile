@@ -21,7 +21,7 @@ BIN     ?= bin
 # leaves that out and links nothing at all (for Alpine and empty images); reading into a GPU is then refused.
 TAGS   ?=
 STATIC  = CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false $(if $(TAGS),-tags $(TAGS))
-LDFLAGS = -s -w -X github.com/hbmfs/hbmfs/internal/release.version=$(VERSION)
+LDFLAGS = -s -w -X github.com/hbmfs/hbmfs/internal/text/release.version=$(VERSION)
 LINT    = $(CACHE)/golangci-lint
 VENV    = $(CACHE)/venv
 PEERS   = $(CACHE)/venv-peers
@@ -72,7 +72,7 @@ demo: go ## Tokenize the Go source tree, mount it, verify every byte, show the r
 # building compiles all packages anew where the Go cache is empty. So go test vets what it builds, what reports is built as hbmfs is,
 # and the suites share what is built here. The race detector would sleep a second before each of a thousand processes exits.
 AT_ONCE ?= $(shell expr $$(nproc 2>/dev/null || echo 2) + 2)
-LONGEST  = ./tests/python/dcp ./tests/python/checkpoints ./tests/python/datasets ./tests/python/readers ./tests/handover ./tests/mount ./tests/files ./tests/csi ./tests/volume/programs ./tests/origins ./tests/volume ./tests/lies ./cufile ./tests/control ./internal/pack ./internal/drain ./cufile/writer ./tests/cufile
+LONGEST  = ./tests/python/dcp ./tests/python/checkpoints ./tests/python/datasets ./tests/python/readers ./tests/handover ./tests/mount ./tests/files ./tests/csi ./tests/volume/programs ./tests/origins ./tests/volume ./tests/lies ./cufile ./tests/control ./internal/pack ./internal/volume/drain ./cufile/writer ./tests/cufile
 
 # All of .ci/run has 90 minutes in CI. What hangs is named before, since testreport ends each package in time, and each run.
 LIMITS = --limits tests/limits.txt
@@ -256,7 +256,7 @@ soak-volume: build lib ## Have the disk of a checkpoint volume fail at every sys
 
 soak-random: build ## Do random things with a new seed to a KV volume's books, a draft's files and a node of Kubernetes (20 minutes; SEED=N repeats)
 	@tools/need.sh fuse nginx
-	HBMFS_SEED=$(SEED) HBMFS_TEST_KV_RANDOM=10m $(GO) test -count=1 -v -timeout 20m -run TestRandomClients ./internal/kv
+	HBMFS_SEED=$(SEED) HBMFS_TEST_KV_RANDOM=10m $(GO) test -count=1 -v -timeout 20m -run TestRandomClients ./internal/volume/kv
 	HBMFS_SEED=$(SEED) HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_CSI=$(abspath bin/hbmfs-csi) HBMFS_CSI_ROUNDS=2000 HBMFS_CSI_HANDOVERS=5 \
 	  $(GO) test -count=1 -v -timeout 1h -run 'TestRandomOperations|TestRandomRounds|TestPodsSeeNoHandover' ./tests/volume ./tests/csi
 

@@ -9,9 +9,9 @@ import (
 	"sync/atomic"
 
 	"github.com/hbmfs/hbmfs/control"
-	"github.com/hbmfs/hbmfs/internal/crew"
-	"github.com/hbmfs/hbmfs/internal/source"
-	"github.com/hbmfs/hbmfs/internal/tally"
+	"github.com/hbmfs/hbmfs/cufile/internal/crew"
+	"github.com/hbmfs/hbmfs/cufile/internal/source"
+	"github.com/hbmfs/hbmfs/cufile/internal/tally"
 )
 
 // File is an open file. Its methods may be called from many goroutines at once.

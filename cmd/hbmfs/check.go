@@ -10,13 +10,13 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hbmfs/hbmfs/cufile"
-	"github.com/hbmfs/hbmfs/internal/check"
-	"github.com/hbmfs/hbmfs/internal/check/live"
-	"github.com/hbmfs/hbmfs/internal/cufilejson"
-	"github.com/hbmfs/hbmfs/internal/deepspeed"
-	"github.com/hbmfs/hbmfs/internal/onmount"
-	"github.com/hbmfs/hbmfs/internal/usage"
-	"github.com/hbmfs/hbmfs/internal/where"
+	"github.com/hbmfs/hbmfs/internal/commands/check"
+	"github.com/hbmfs/hbmfs/internal/commands/check/live"
+	"github.com/hbmfs/hbmfs/internal/commands/cufilejson"
+	"github.com/hbmfs/hbmfs/internal/commands/deepspeed"
+	"github.com/hbmfs/hbmfs/internal/commands/where"
+	"github.com/hbmfs/hbmfs/internal/mounts/onmount"
+	"github.com/hbmfs/hbmfs/internal/text/usage"
 )
 
 // machineFlags say which machine is looked at: this one, a recording, or a copy.

@@ -8,10 +8,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/hbmfs/hbmfs/internal/kvadmin"
-	"github.com/hbmfs/hbmfs/internal/size"
-	"github.com/hbmfs/hbmfs/internal/top"
-	"github.com/hbmfs/hbmfs/internal/usage"
+	"github.com/hbmfs/hbmfs/internal/commands/kvadmin"
+	"github.com/hbmfs/hbmfs/internal/commands/top"
+	"github.com/hbmfs/hbmfs/internal/text/size"
+	"github.com/hbmfs/hbmfs/internal/text/usage"
 )
 
 // kvCommand is one of the commands below hbmfs kv.

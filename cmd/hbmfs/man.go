@@ -6,9 +6,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/hbmfs/hbmfs/internal/checkpoint"
-	"github.com/hbmfs/hbmfs/internal/drain"
-	"github.com/hbmfs/hbmfs/internal/manpage"
+	"github.com/hbmfs/hbmfs/internal/text/manpage"
+	"github.com/hbmfs/hbmfs/internal/volume/checkpoint"
+	"github.com/hbmfs/hbmfs/internal/volume/drain"
 	"github.com/hbmfs/hbmfs/layout"
 )
 

@@ -10,9 +10,9 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/hbmfs/hbmfs/internal/plan"
-	"github.com/hbmfs/hbmfs/internal/size"
-	"github.com/hbmfs/hbmfs/internal/usage"
+	"github.com/hbmfs/hbmfs/internal/commands/plan"
+	"github.com/hbmfs/hbmfs/internal/text/size"
+	"github.com/hbmfs/hbmfs/internal/text/usage"
 )
 
 // planCommand is hbmfs plan.

@@ -25,7 +25,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/cufile"
-	"github.com/hbmfs/hbmfs/internal/driver/fakegpu"
+	"github.com/hbmfs/hbmfs/cufile/fakegpu"
 	"github.com/hbmfs/hbmfs/tests/leaks"
 )
 

@@ -17,9 +17,9 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/hbmfs/hbmfs/cufile/fakegpu"
+	"github.com/hbmfs/hbmfs/cufile/internal/driver"
 	"github.com/hbmfs/hbmfs/cufile/kv/kvtest"
-	"github.com/hbmfs/hbmfs/internal/driver"
-	"github.com/hbmfs/hbmfs/internal/driver/fakegpu"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 	"github.com/hbmfs/hbmfs/tests/leaks"
 )

@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/hbmfs/hbmfs/internal/status"
+	"github.com/hbmfs/hbmfs/internal/observe/status"
 )
 
 // kvVolume is a PersistentVolume of KV blocks, whose pods run as user 1000 with fsGroup 2000. It ends with its last pod. pairs are more

@@ -17,7 +17,7 @@ import (
 	"time"
 
 	"github.com/hbmfs/hbmfs/control"
-	"github.com/hbmfs/hbmfs/internal/trace/tracetest"
+	"github.com/hbmfs/hbmfs/internal/observe/trace/tracetest"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 	"github.com/hbmfs/hbmfs/tests/mount/mounttest"
 )

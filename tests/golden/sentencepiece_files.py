@@ -1,6 +1,6 @@
-"""Writes internal/tokenizer/testdata/sentence.pieces.json: sentencepiece models, and what the sentencepiece package makes of hard texts.
+"""Writes internal/pack/tokenizer/testdata/sentence.pieces.json: sentencepiece models, and what the sentencepiece package makes of hard texts.
 
-    python tests/golden/sentencepiece_files.py internal/tokenizer/testdata
+    python tests/golden/sentencepiece_files.py internal/pack/tokenizer/testdata
 """
 
 import base64

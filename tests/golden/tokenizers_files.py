@@ -3,7 +3,7 @@
     pip install tokenizers==0.23.3 sentencepiece==0.2.3
     python tests/golden/tokenizers_files.py
 
-writes internal/tokenizer/testdata. Three models are whole files. The other kinds differ from one of them in a few keys,
+writes internal/pack/tokenizer/testdata. Three models are whole files. The other kinds differ from one of them in a few keys,
 which variants.json holds.
 """
 
@@ -15,7 +15,7 @@ import tempfile
 import sentencepiece
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-OUT = pathlib.Path(__file__).parents[2] / "internal" / "tokenizer" / "testdata"
+OUT = pathlib.Path(__file__).parents[2] / "internal" / "pack" / "tokenizer" / "testdata"
 
 GPT4 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 QWEN2 = GPT4.replace(r"\p{N}{1,3}", r"\p{N}")

@@ -1,4 +1,4 @@
-"""Make the .ptx files of internal/driver/ from the .cu files beside them with NVRTC; needs no GPU.
+"""Make the .ptx files of cufile/internal/driver/ from the .cu files beside them with NVRTC; needs no GPU.
 
     python3 -m pip install nvidia-cuda-nvrtc-cu12==12.0.140
     python3 tests/gpu/ptx.py [LIBNVRTC]
@@ -41,7 +41,7 @@ def compile_kernel(nvrtc: ctypes.CDLL, source: pathlib.Path) -> None:
 
 def main() -> None:
     nvrtc = ctypes.CDLL(library())
-    for source in sorted((pathlib.Path(__file__).resolve().parents[2] / "internal" / "driver").glob("*.cu")):
+    for source in sorted((pathlib.Path(__file__).resolve().parents[2] / "cufile" / "internal" / "driver").glob("*.cu")):
         compile_kernel(nvrtc, source)
 
 

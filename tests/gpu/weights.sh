@@ -2,7 +2,7 @@
 # weights.sh LIB OUT [TESTS]: weights into one GPU, into all GPUs of a host and into a model of Transformers, each beside its peers, in about 8 minutes.
 #   LIB     a built libhbmfs.so (`make lib`)
 #   OUT     a folder for the tables and the JSON
-#   TESTS   `go test -c -o TESTS ./internal/source`: columns of a matrix by as many threads as a reader has
+#   TESTS   `go test -c -o TESTS ./cufile/internal/source`: columns of a matrix by as many threads as a reader has
 #   WHEELS  in the environment: a folder of wheels of peers (kvikio, InstantTensor, Run:ai's streamer, fastsafetensors), which are not downloaded
 # A peer takes part where it can be imported. It needs 18 GB of disk below TMPDIR, as much of /dev/shm, and as much memory for the page cache.
 set -eu

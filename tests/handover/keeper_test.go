@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hbmfs/hbmfs/internal/handover"
+	"github.com/hbmfs/hbmfs/internal/mounts/handover"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 

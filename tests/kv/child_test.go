@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"github.com/hbmfs/hbmfs/control"
-	"github.com/hbmfs/hbmfs/internal/status"
+	"github.com/hbmfs/hbmfs/internal/observe/status"
 )
 
 // childVerb is the environment variable that makes the test binary a client of its own. Its value is what the client is told: see child.

@@ -3,7 +3,7 @@ package kv_test
 import (
 	"testing"
 
-	"github.com/hbmfs/hbmfs/internal/status"
+	"github.com/hbmfs/hbmfs/internal/observe/status"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 

@@ -16,8 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hbmfs/hbmfs/cufile/fakegpu"
 	"github.com/hbmfs/hbmfs/cufile/kv/kvtest"
-	"github.com/hbmfs/hbmfs/internal/driver/fakegpu"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 

@@ -12,7 +12,7 @@ import (
 	"syscall"
 	"testing"
 
-	told "github.com/hbmfs/hbmfs/internal/status"
+	told "github.com/hbmfs/hbmfs/internal/observe/status"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 	"github.com/hbmfs/hbmfs/tests/mount/mounttest"
 )

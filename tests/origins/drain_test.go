@@ -19,8 +19,8 @@ import (
 
 	"github.com/minio/minio-go/v7"
 
-	"github.com/hbmfs/hbmfs/internal/checkpoint"
-	"github.com/hbmfs/hbmfs/internal/status"
+	"github.com/hbmfs/hbmfs/internal/observe/status"
+	"github.com/hbmfs/hbmfs/internal/volume/checkpoint"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 

@@ -1,7 +1,7 @@
 """What all tests of the Python package share. `go test ./tests/python` runs them: it mounts, builds and compiles.
 
 source and mount are the golden datasets, as they are and mounted. A fake GPU is a libcuda whose device memory is host
-memory, which runs everything late and checks every address (internal/driver/fakegpu).
+memory, which runs everything late and checks every address (cufile/fakegpu).
 """
 
 import ctypes

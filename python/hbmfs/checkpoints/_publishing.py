@@ -7,7 +7,7 @@
 Where the path lies in a checkpoint volume (hbmfs mount --checkpoints), the files are written past FUSE, into descriptors that the
 volume's daemon gives: `way` is "volume" then, and "directory" elsewhere. There is no falling back from one to the other.
 
-cmd/libhbmfs/libhbmfs.h says what each call promises; internal/checkpoint does the work.
+cmd/libhbmfs/libhbmfs.h says what each call promises; internal/volume/checkpoint does the work.
 """
 
 import ctypes

@@ -14,7 +14,7 @@ import pytest
 tokenizers = pytest.importorskip("tokenizers")
 
 ROOT = pathlib.Path(__file__).parents[3]
-TESTDATA = ROOT / "internal" / "tokenizer" / "testdata"
+TESTDATA = ROOT / "internal" / "pack" / "tokenizer" / "testdata"
 
 MEGABYTES = 2
 KINDS = ["neox", "llama3", "qwen2", "qwen3.5", "tekken", "gpt4o", "deepseek", "smollm", "llama2", "gemma", "t5", "xlm-r"]
