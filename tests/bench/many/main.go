@@ -70,7 +70,7 @@ func (b *bench) flags() (dir *string) {
 	pflag.StringVar(&b.hbmfs, "hbmfs", "bin/hbmfs", "the built binary")
 	pflag.StringVar(&b.nginx, "nginx", "nginx", "nginx, with its slice module")
 	pflag.StringVar(&b.rclone, "rclone", "", "rclone: have it be the caches, before S3")
-	pflag.StringVar(&b.s3server, "s3server", ".cache/s3server", "the built tests/origins/s3server, for --rclone")
+	pflag.StringVar(&b.s3server, "s3server", ".cache/s3server", "the built tests/suites/origins/s3server, for --rclone")
 	pflag.IntVar(&b.nodes, "nodes", 8, "mounts that read at once")
 	pflag.IntVar(&b.caches, "caches", 2, "caches before the origin")
 	pflag.IntVar(&b.files, "files", 16, "files of the dataset")
