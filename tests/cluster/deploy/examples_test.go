@@ -42,7 +42,7 @@ func example(body map[string]any) (request volume.Request, ok bool) {
 // The driver takes the volumes of all examples, and of those in the documentation.
 func TestVolumesOfExamples(t *testing.T) {
 	all := documents(t, files(t, deploy("examples", "*.yaml"))...)
-	page := filepath.Join("..", "..", "..", "docs", "kubernetes.md")
+	page := filepath.Join("..", "..", "..", "docs", "guide", "kubernetes.md")
 	text, err := os.ReadFile(page)
 	if err != nil {
 		t.Fatal(err)

@@ -23,8 +23,8 @@ import (
 
 // The table of permissions. Each reader is a real process with credentials of its own. It tries every row at the source,
 // where the kernel answers, and by each way through the mount. No way may give anything that the source refuses. Every
-// way gives everything that the source grants, but for the cells that less names: docs/mounting.md and
-// docs/control-protocol.md list them.
+// way gives everything that the source grants, but for the cells that less names: docs/guide/mounting.md and
+// docs/reference/control-protocol.md list them.
 
 // Owners and groups of the table. None of them needs to exist.
 const (

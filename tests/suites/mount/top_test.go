@@ -241,7 +241,7 @@ func TestAlertsAreTestedAndExplained(t *testing.T) {
 	must(t, err)
 	cases, err := os.ReadFile(observability("alerts_test.yml"))
 	must(t, err)
-	page, err := os.ReadFile(filepath.Join("..", "..", "..", "docs", "operations.md"))
+	page, err := os.ReadFile(filepath.Join("..", "..", "..", "docs", "guide", "operations.md"))
 	must(t, err)
 	names := regexp.MustCompile(`(?m)^ *- alert: (\w+)$`).FindAllStringSubmatch(string(rules), -1)
 	if len(names) < 10 {
@@ -251,8 +251,8 @@ func TestAlertsAreTestedAndExplained(t *testing.T) {
 		if !strings.Contains(string(cases), "alertname: "+name[1]+"\n") {
 			t.Errorf("%s has no case in alerts_test.yml", name[1])
 		}
-		if !strings.Contains(string(page), "### "+name[1]+"\n") || !strings.Contains(string(rules), "docs/operations.md#"+strings.ToLower(name[1])+"\n") {
-			t.Errorf("%s has no section in docs/operations.md, or does not name it", name[1])
+		if !strings.Contains(string(page), "### "+name[1]+"\n") || !strings.Contains(string(rules), "docs/guide/operations.md#"+strings.ToLower(name[1])+"\n") {
+			t.Errorf("%s has no section in docs/guide/operations.md, or does not name it", name[1])
 		}
 	}
 }

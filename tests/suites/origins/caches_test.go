@@ -14,7 +14,7 @@ import (
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
-// cacheConfig is nginx as docs/many-nodes.md has it before an origin.
+// cacheConfig is nginx as docs/guide/many-nodes.md has it before an origin.
 const cacheConfig = `
 daemon off;
 master_process off;

@@ -197,7 +197,7 @@ def test_stopping_anywhere_and_going_on_with_other_ranks(trial):
 
 
 def test_going_on_far_into_a_run_takes_milliseconds():
-    """Of CPU time: ten times what docs/pytorch.md promises at most."""
+    """Of CPU time: ten times what docs/guide/pytorch.md promises at most."""
     weights = [0.123456789012345, 0.5, 0.0717171717171717, 0.3]  # nothing repeats itself
     first = mixture([1000] * 4, weights, 1000)
     line = first._assigned._lines[0]

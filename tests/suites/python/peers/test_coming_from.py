@@ -1,4 +1,4 @@
-"""docs/coming-from.md: the lines before and after, run with the real packages; where both give the same, it is compared."""
+"""docs/guide/coming-from.md: the lines before and after, run with the real packages; where both give the same, it is compared."""
 
 import os
 import re
@@ -13,7 +13,7 @@ import torch
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("tensors")]
-DOC = Path(__file__).resolve().parents[4] / "docs/coming-from.md"
+DOC = Path(__file__).resolve().parents[4] / "docs/guide/coming-from.md"
 
 
 @pytest.fixture
