@@ -64,7 +64,7 @@ type checkCommand struct {
 	stdin     io.Reader
 }
 
-// checkHelp teaches the needs of GPUDirect Storage. docs/gpudirect.md has each at length.
+// checkHelp teaches the needs of GPUDirect Storage. docs/reference/gpudirect.md has each at length.
 const checkHelp = `GPUDirect Storage moves bytes from a drive into the memory of a GPU without the CPU. Where something is missing,
 NVIDIA's cuFile reads with the CPU instead and says nothing. This command names the missing part.
 

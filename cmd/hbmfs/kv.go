@@ -25,7 +25,7 @@ func newKVCommand() *cobra.Command {
 model and layout, of blocks of one size. Blocks lie in slots of preallocated files, in memory before the disk; what nobody holds and nobody
 has found for the longest time makes room. A namespace is an entry of MOUNT, and its mode says who may read and write.
 
-docs/kv-volumes.md says when a volume pays, and what survives what.`,
+docs/guide/kv-volumes.md says when a volume pays, and what survives what.`,
 	}
 	addCommands(cmd, newKVListCommand(), newKVStatsCommand(), newKVVerifyCommand(), newKVClearCommand())
 	return cmd

@@ -21,7 +21,7 @@ import (
 	"github.com/hbmfs/hbmfs/cufile/internal/driver"
 	"github.com/hbmfs/hbmfs/cufile/kv/kvtest"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
-	"github.com/hbmfs/hbmfs/tests/leaks"
+	"github.com/hbmfs/hbmfs/tests/blackbox/leaks"
 )
 
 func must(t testing.TB, err error) {

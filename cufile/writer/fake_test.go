@@ -15,7 +15,7 @@ import (
 	"github.com/hbmfs/hbmfs/cufile/fakegpu"
 	"github.com/hbmfs/hbmfs/cufile/internal/driver"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
-	"github.com/hbmfs/hbmfs/tests/leaks"
+	"github.com/hbmfs/hbmfs/tests/blackbox/leaks"
 )
 
 var fakes = fakegpu.Set{

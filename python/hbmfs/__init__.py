@@ -3,7 +3,7 @@
     ds = hbmfs.open("/mnt/pile", device="cuda:0")     # or a file, or a view; device="cpu" works everywhere
     x = ds.gather(starts, length=4097)                # [N, L] in HBM, any unaligned token offsets
 
-Importing it needs NumPy only and imports no torch; docs/pytorch.md shows everything that it does.
+Importing it needs NumPy only and imports no torch; docs/guide/pytorch.md shows everything that it does.
 """
 
 import importlib

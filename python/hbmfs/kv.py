@@ -7,7 +7,7 @@ A :class:`KVStore` is one namespace of a volume (``hbmfs mount --kv``), for one 
     found = store.get_many(keys, blocks).result()  # found.outcomes says which came
 
 Several processes and all ranks of a host may share a namespace. What has no room, or is not there, is an outcome and no exception: it
-is a cache. docs/kv-engines.md shows it with LMCache and SGLang.
+is a cache. docs/guide/kv-engines.md shows it with LMCache and SGLang.
 """
 
 from __future__ import annotations

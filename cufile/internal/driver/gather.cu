@@ -3,7 +3,7 @@
 // are not cached and a line that is touched twice crosses the bus twice; and it keeps four reads of 512 bytes in
 // flight, since each takes microseconds.
 //
-// gather.ptx is made from this file by NVRTC 12.0 (tests/gpu/ptx.py): PTX ISA 8.0 is what drivers from 525 on
+// gather.ptx is made from this file by NVRTC 12.0 (tests/bench/gpu/ptx.py): PTX ISA 8.0 is what drivers from 525 on
 // compile, and compute_70 is the oldest GPU they all know. Nothing compiles it at build time.
 
 typedef unsigned long long u64;

@@ -1,7 +1,7 @@
 // The sequences kernel: where sequences of tokens begin, and for each token its place in its sequence and the number of its
 // document; and padding. One warp writes one sequence; lines are written whole.
 //
-// sequences.ptx is made from this file as gather.ptx is (tests/gpu/ptx.py).
+// sequences.ptx is made from this file as gather.ptx is (tests/bench/gpu/ptx.py).
 
 typedef unsigned long long u64;
 typedef unsigned int u32;

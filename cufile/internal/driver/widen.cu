@@ -3,7 +3,7 @@
 // kernel reads it: whole lines, each once, 2 KiB in flight for each warp. They lie in shared memory then, where each lane finds
 // whole elements, so that lanes beside each other write elements beside each other.
 //
-// widen.ptx is made from this file as gather.ptx is (tests/gpu/ptx.py).
+// widen.ptx is made from this file as gather.ptx is (tests/bench/gpu/ptx.py).
 
 typedef unsigned long long u64;
 typedef unsigned int u32;

@@ -36,7 +36,7 @@ type mountedFile struct {
 	lent    map[*Backing]bool // those that the daemon was not told to be closed
 }
 
-// InlineObject is the object of bytes that lie in no backing file (docs/control-protocol.md).
+// InlineObject is the object of bytes that lie in no backing file (docs/reference/control-protocol.md).
 const InlineObject = 0
 
 // A regular view has few runs, whatever its size. Up to fewRuns are asked for at once. Of a file with more only those

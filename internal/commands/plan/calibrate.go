@@ -49,7 +49,7 @@ const (
 // Measured is the calibration that holds without one of one's own: runs on one and two H200s with a warm page cache.
 func Measured() *Calibration {
 	c := &Calibration{
-		Source: "hbmfs's own runs on one and two H200s (docs/planning.md)",
+		Source: "hbmfs's own runs on one and two H200s (docs/reference/planning.md)",
 		Wall:   around(55.2, assumed), Mapped: 1, Staged: 0.93, Plain: around(3.4, assumed),
 		// 22 ms/GB in the driver alone, 31 ms/GB for a whole pass with moving windows.
 		Register: Range{1 / 0.031, 1 / 0.026, 1 / 0.022},

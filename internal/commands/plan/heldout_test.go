@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// heldOut is the H200 host's table of docs/planning.md: what four and eight GPUs reached together, in GB/s. The model
+// heldOut is the H200 host's table of docs/reference/planning.md: what four and eight GPUs reached together, in GB/s. The model
 // never sees it: it is calibrated by testdata/bench-*.json, from one and two GPUs.
 var heldOut = []struct {
 	gpus, threads int

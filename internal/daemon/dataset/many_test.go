@@ -11,7 +11,7 @@ import (
 
 func TestMany(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.CopyFS(dir, os.DirFS("../../../tests/testdata/npy")); err != nil {
+	if err := os.CopyFS(dir, os.DirFS("../../../tests/data/testdata/npy")); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Symlink("/etc", filepath.Join(dir, "linked")); err != nil {

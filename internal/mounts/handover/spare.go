@@ -10,7 +10,7 @@ import (
 )
 
 // A spare is a daemon that is started while another serves. It reads the state and waits for its turn, so that after a crash nobody waits
-// for a program to start. It costs memory, which docs/handover.md names.
+// for a program to start. It costs memory, which docs/guide/handover.md names.
 
 // SpareEnv tells a daemon that it is the spare.
 const SpareEnv = "HBMFS_SPARE"

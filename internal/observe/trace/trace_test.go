@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/hbmfs/hbmfs/internal/observe/trace/tracetest"
-	"github.com/hbmfs/hbmfs/tests/leaks"
+	"github.com/hbmfs/hbmfs/tests/blackbox/leaks"
 )
 
 func TestMain(m *testing.M) { leaks.Main(m) }

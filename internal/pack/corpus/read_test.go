@@ -15,7 +15,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/internal/pack/corpus/corpustest"
 	"github.com/hbmfs/hbmfs/internal/pack/tokenizer"
-	"github.com/hbmfs/hbmfs/tests/leaks"
+	"github.com/hbmfs/hbmfs/tests/blackbox/leaks"
 )
 
 func TestMain(m *testing.M) { leaks.Main(m) }

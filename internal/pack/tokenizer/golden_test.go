@@ -14,7 +14,7 @@ import (
 )
 
 // golden is testdata/variants.json: kinds of tokenizers, and what the tokenizers package makes of hard texts.
-// tests/golden/tokenizers_files.py writes it.
+// tests/data/golden/tokenizers_files.py writes it.
 type golden struct {
 	Texts    [][]byte           `json:"texts"`
 	Variants map[string]variant `json:"variants"`

@@ -13,7 +13,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// sentenceGolden is testdata/sentence.pieces.json, which tests/golden/sentencepiece_files.py writes.
+// sentenceGolden is testdata/sentence.pieces.json, which tests/data/golden/sentencepiece_files.py writes.
 type sentenceGolden struct {
 	Texts  []string
 	Models map[string]string

@@ -3,8 +3,8 @@ package checkpoint
 import (
 	"testing"
 
+	"github.com/hbmfs/hbmfs/tests/blackbox/leaks"
 	"github.com/hbmfs/hbmfs/tests/blackbox/powerloss"
-	"github.com/hbmfs/hbmfs/tests/leaks"
 )
 
 func TestMain(m *testing.M) {

@@ -1,5 +1,5 @@
 // Package drafts is the daemon's side of checkpoints that clients write past FUSE: BEGIN, ADD, SEAL, PUBLISH and DROP of the control
-// channel (docs/control-protocol.md).
+// channel (docs/reference/control-protocol.md).
 //
 //	s, err := drafts.New(drafts.Options{Home: home, Log: log, Life: life, Published: volume.Appear})
 //	s.Adopt()                                       // once the daemon before is gone, if there was one

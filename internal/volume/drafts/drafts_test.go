@@ -19,7 +19,7 @@ import (
 	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/internal/sys/asuser"
 	"github.com/hbmfs/hbmfs/internal/volume/shares"
-	"github.com/hbmfs/hbmfs/tests/leaks"
+	"github.com/hbmfs/hbmfs/tests/blackbox/leaks"
 )
 
 func TestACheckpointIsPublished(t *testing.T) {

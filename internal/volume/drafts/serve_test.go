@@ -18,7 +18,7 @@ import (
 	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/internal/sys/asuser"
 	"github.com/hbmfs/hbmfs/internal/volume/checkpoint"
-	"github.com/hbmfs/hbmfs/tests/leaks"
+	"github.com/hbmfs/hbmfs/tests/blackbox/leaks"
 )
 
 func TestMain(m *testing.M) {

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hbmfs/hbmfs/tests/leaks"
+	"github.com/hbmfs/hbmfs/tests/blackbox/leaks"
 )
 
 const childEnv = "HBMFS_DRAIN_TEST"

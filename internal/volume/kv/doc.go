@@ -1,5 +1,5 @@
 // Package kv is the store of a KV volume, and the daemon's side of it: KV_OPEN, KV_LOOKUP, KV_RESERVE, KV_COMMIT and the others of the control
-// channel (docs/control-protocol.md).
+// channel (docs/reference/control-protocol.md).
 //
 //	s, err := kv.New(kv.Options{Directory: dir, Size: 200 << 30, Memory: 32 << 30, Log: log, Life: life})
 //	err = s.Load()                                  // once the daemon before is gone, if there was one

@@ -7,7 +7,7 @@ a pairs too many; an index that lands on one of them is encrypted again until it
 keeps the map one to one and costs one more turn for one index in sqrt(n).
 
 The order is for shuffling, not for secrets. It depends on n, the seed and the epoch alone: not on NumPy's generators,
-which may change, nor on the machine. tests/python/test_permutation.py pins some values, since a change would break
+which may change, nor on the machine. tests/suites/python/test_permutation.py pins some values, since a change would break
 the resumption of runs that are under way.
 """
 

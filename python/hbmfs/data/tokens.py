@@ -20,7 +20,7 @@ from ..errors import AccessError, DtypeError, FormatError, InvalidError, NotFoun
 
 _VIEW = "tokens.npy"
 
-# The ioctl INFO and its struct, from docs/control-protocol.md.
+# The ioctl INFO and its struct, from docs/reference/control-protocol.md.
 _INFO = 3 << 30 | 128 << 16 | ord("H") << 8 | 0xB0
 _INFO_FORMAT = "<IIQIIqQQQ16s56x"
 
