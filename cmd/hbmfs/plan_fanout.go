@@ -6,7 +6,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/hbmfs/hbmfs/internal/commands/plan/fanout"
+	"github.com/hbmfs/hbmfs/internal/commands/fanout"
 	"github.com/hbmfs/hbmfs/internal/text/size"
 	"github.com/hbmfs/hbmfs/internal/text/usage"
 )
