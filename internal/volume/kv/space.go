@@ -442,12 +442,10 @@ func (sp *Space) may(user asuser.User, write bool) error {
 	if write {
 		mode, verb = unix.R_OK|unix.W_OK, "write"
 	}
-	return asuser.Do(user, func() error {
-		if err := unix.Faccessat2(int(sp.rights.Fd()), "", mode, unix.AT_EMPTY_PATH|unix.AT_EACCESS); err != nil {
-			return refuse(unix.EACCES, "user %d may not %s namespace %q: its mode says who may", user.UID, verb, sp.name)
-		}
-		return nil
-	})
+	if mayUse(sp.rights, user, mode) != nil {
+		return refuse(unix.EACCES, "user %d may not %s namespace %q: its mode says who may", user.UID, verb, sp.name)
+	}
+	return nil
 }
 
 // mode gives the permission bits of the namespace.

@@ -197,7 +197,11 @@ func TestMountOfADirectoryOfAnotherUser(t *testing.T) {
 	if r.Code != 0 || !strings.Contains(r.Stderr, "permission denied") {
 		t.Fatalf("mount ends with %d: %s", r.Code, r.Stderr)
 	}
-	t.Cleanup(func() { v.end(t) })
+	defer func() {
+		if r := suite.RunAsNobody(t, "umount", point); r.Code != 0 {
+			t.Errorf("umount ends with %d: %s", r.Code, r.Stderr)
+		}
+	}()
 	for range 2 {
 		o := v.opens(t, nobody, "model", 4096, control.KVCreate|control.KVWrite)
 		if !strings.HasSuffix(o.said, "reserved") {
