@@ -261,7 +261,7 @@ soak-random: build ## Do random things with a new seed to KV books, drafts and a
 	  $(GO) test -count=1 -v -timeout 1h -run 'TestRandomOperations|TestRandomRounds|TestPodsSeeNoHandover' ./tests/suites/volume ./tests/suites/csi
 	HBMFS_TEST_LONG=1 $(GO) test -count=1 -timeout 20m ./cufile ./internal/pack/tokenizer ./internal/pack ./internal/volume/drain
 	HBMFS_TEST_LONG=1 HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_CSI=$(abspath bin/hbmfs-csi) $(GO) test -count=1 -v -timeout 20m \
-	  -run 'TestPods$$|TestOthersRemoveTheTree|TestOneUserCannotTakeAll' ./tests/suites/csi ./tests/suites/volume ./tests/suites/control
+	  -run 'TestPods$$|TestHostDies|TestOthersRemoveTheTree|TestOneUserCannotTakeAll' ./tests/suites/csi ./tests/suites/volume ./tests/suites/control
 
 bench-remote: build $(S3) ## Measure first reads of remote sources beside rclone's and s3fs's, which must be there (RCLONE, 10 minutes)
 	@tools/need.sh fuse

@@ -4,12 +4,10 @@ import (
 	"bytes"
 	"cmp"
 	"errors"
-	"flag"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"syscall"
 	"testing"
@@ -32,7 +30,6 @@ type Suite struct {
 func Main(name string, to **Suite, tests func() int) int {
 	s, err := newSuite(name)
 	code := 1
-	err = errors.Join(err, sideBySide())
 	if err == nil {
 		*to = s
 		code = tests()
@@ -43,18 +40,6 @@ func Main(name string, to **Suite, tests func() int) int {
 		return 1
 	}
 	return code
-}
-
-// sideBySide has four parallel tests run at once, where nobody says how many: they wait most of the time, and Go runs as many as there are CPUs.
-func sideBySide() error {
-	const name = "test.parallel"
-	flag.Parse()
-	given := false
-	flag.Visit(func(f *flag.Flag) { given = given || f.Name == name })
-	if given || runtime.GOMAXPROCS(0) >= 4 {
-		return nil
-	}
-	return flag.Set(name, "4")
 }
 
 func newSuite(name string) (*Suite, error) {
