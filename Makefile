@@ -258,7 +258,7 @@ soak-volume: build lib ## Have the disk of a checkpoint volume fail at every sys
 	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_PYTHON=$(abspath $(VENV)/bin/python) HBMFS_LIBRARY=$(abspath bin/libhbmfs.so) HBMFS_TEST_LONG=1 \
 	  PYTEST_ARGS="-k (at_random)or(are_ended)or(daemons_are_killed)" $(GO) test -count=1 -v -timeout 1h -run TestPythonCheckpoints ./tests/suites/python/checkpoints
 
-soak-random: build lib ## Do random things with a new seed to a KV volume's books, a draft's files, streams of batches and a node of Kubernetes (25 minutes; SEED=N repeats)
+soak-random: build lib ## Do random things with a new seed to a KV volume's books, a draft's files, streams of batches and a node of Kubernetes, and all rounds of shortened tests (30 minutes; SEED=N repeats)
 	@tools/need.sh fuse nginx python
 	@tests/venv.sh $(VENV)
 	HBMFS_SEED=$(SEED) HBMFS_TEST_KV_RANDOM=10m $(GO) test -count=1 -v -timeout 20m -run TestRandomClients ./internal/volume/kv
@@ -266,6 +266,9 @@ soak-random: build lib ## Do random things with a new seed to a KV volume's book
 	  $(GO) test -count=1 -v -timeout 1h -run 'TestRandomOperations|TestRandomRounds|TestPodsSeeNoHandover' ./tests/suites/volume ./tests/suites/csi
 	HBMFS_SEED=$(SEED) HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_PYTHON=$(abspath $(VENV)/bin/python) HBMFS_LIBRARY=$(abspath bin/libhbmfs.so) HBMFS_TEST_LONG=1 \
 	  $(GO) test -count=1 -v -timeout 1h ./tests/suites/python/datasets ./tests/suites/python/dcp
+	HBMFS_TEST_LONG=1 $(GO) test -count=1 -timeout 20m ./cufile ./internal/pack/tokenizer ./internal/pack ./internal/volume/drain
+	HBMFS_TEST_LONG=1 HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_CSI=$(abspath bin/hbmfs-csi) $(GO) test -count=1 -v -timeout 20m \
+	  -run 'TestPods$$|TestHostDies|TestOthersRemoveTheTree|TestOneUserCannotTakeAll' ./tests/suites/csi ./tests/suites/volume ./tests/suites/control
 
 bench-remote: build $(S3) ## Measure first reads of remote sources beside rclone's and s3fs's, which must be there (RCLONE, 10 minutes)
 	@tools/need.sh fuse
