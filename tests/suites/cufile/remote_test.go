@@ -29,7 +29,7 @@ type remoteRows struct {
 	random *rand.Rand
 }
 
-const remoteRow, remoteBatch = 4 << 10, 32
+const remoteRow, remoteBatch = 16 << 10, 32
 
 // pass reads each row once, and compares it. It calls between after each batch.
 func (p *remoteRows) pass(ctx context.Context, between func()) error {
