@@ -98,7 +98,7 @@ func begin(ctx context.Context, files []*File, to *Target, check func() error, l
 	switch {
 	case s.start(ctx, done):
 	case copiedAtOnce(files, to):
-		done(s.run(ctx))
+		s.copyAtOnce(ctx, done)
 	default:
 		go func() { done(s.run(ctx)) }() // ended by ctx
 	}
