@@ -143,7 +143,9 @@ enum hbmfs_type {
 	HBMFS_RECORD,
 	HBMFS_TOUCHES,
 	HBMFS_BRING,
-	HBMFS_BROUGHT
+	HBMFS_BROUGHT,
+	HBMFS_CHANGES,
+	HBMFS_CHANGED
 };
 
 struct hbmfs_header {
@@ -166,6 +168,7 @@ HBMFS_ASSERT(sizeof(struct hbmfs_hello) == 56);
 #define HBMFS_WELCOME_READ_ONLY 1u /* opening a descriptor again for writing is EROFS */
 #define HBMFS_WELCOME_DRAFTS    2u /* the mount is a checkpoint volume: BEGIN makes a draft in it */
 #define HBMFS_WELCOME_KV        4u /* the mount is a KV volume: KV_OPEN opens a namespace of it */
+#define HBMFS_WELCOME_CHANGES   8u /* the daemon answers CHANGES */
 
 struct hbmfs_welcome {
 	uint16_t version;
