@@ -18,7 +18,7 @@ import (
 // ChangeKind says how an object differs from the one that was listed.
 type ChangeKind uint8
 
-// The kinds, with the numbers that docs/control-protocol.md gives them.
+// The kinds, with the numbers that docs/reference/control-protocol.md gives them.
 const (
 	Cut       ChangeKind = iota + 1 // the same file is shorter
 	Rewritten                       // the same file was written to

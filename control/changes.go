@@ -15,7 +15,7 @@ import (
 // ChangeKind says how a file of the source differs from the one that was listed.
 type ChangeKind uint32
 
-// The kinds, as docs/control-protocol.md numbers them.
+// The kinds, as docs/reference/control-protocol.md numbers them.
 const (
 	ChangeCut       ChangeKind = iota + 1 // the same file is shorter
 	ChangeRewritten                       // the same file was written to

@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"sync/atomic"
 
-	"github.com/hbmfs/hbmfs/internal/crew"
-	"github.com/hbmfs/hbmfs/internal/driver"
-	"github.com/hbmfs/hbmfs/internal/source"
+	"github.com/hbmfs/hbmfs/cufile/internal/crew"
+	"github.com/hbmfs/hbmfs/cufile/internal/driver"
+	"github.com/hbmfs/hbmfs/cufile/internal/source"
 )
 
 // Result says how a request's bytes came: before any widening, by path.

@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 
-	"github.com/hbmfs/hbmfs/internal/crew"
-	"github.com/hbmfs/hbmfs/internal/driver"
-	"github.com/hbmfs/hbmfs/internal/mapped"
-	"github.com/hbmfs/hbmfs/internal/sequences"
-	"github.com/hbmfs/hbmfs/internal/source"
+	"github.com/hbmfs/hbmfs/cufile/internal/crew"
+	"github.com/hbmfs/hbmfs/cufile/internal/driver"
+	"github.com/hbmfs/hbmfs/cufile/internal/mapped"
+	"github.com/hbmfs/hbmfs/cufile/internal/sequences"
+	"github.com/hbmfs/hbmfs/cufile/internal/source"
 )
 
 // scattering is a request on its way whose spans go to places of their own. Where all of its rows are registered, the thread that launches kernels does
