@@ -179,7 +179,7 @@ func (e *ChangedError) Error() string {
 	if e.Since.IsZero() {
 		return e.what + ": bytes of it that came before are right"
 	}
-	return fmt.Sprintf("%s: bytes of it that came since %s may be wrong", e.what, e.Since.Format("15:04:05.000"))
+	return fmt.Sprintf("%s: bytes of it that came since %s may be wrong", e.what, e.Since.UTC().Format("2006-01-02T15:04:05.000Z"))
 }
 
 // Unwrap gives [ErrShort] or [control.ErrStale], or an error that is one.

@@ -167,11 +167,11 @@ func changes() []change {
 // meets changes a shard under the stream, which goes on until it is told.
 func (s *shardedStream) meets(t *testing.T, shard int, c change) {
 	t.Helper()
-	if err := c.do(s.path(shard)); err != nil {
+	began, batches, wrong := time.Now(), 0, 0
+	err := c.do(s.path(shard))
+	if err != nil {
 		t.Fatal(err)
 	}
-	began, batches, wrong := time.Now(), 0, 0
-	var err error
 	for err == nil && time.Since(began) < time.Minute {
 		var right bool
 		if right, err = s.batch(t, shard); err == nil {
@@ -186,6 +186,10 @@ func (s *shardedStream) meets(t *testing.T, shard int, c change) {
 	name := filepath.Base(s.path(shard))
 	if !errors.Is(err, c.want) || !strings.Contains(err.Error(), name+" was "+c.what) || !strings.Contains(err.Error(), c.says) {
 		t.Fatalf("%s: %v, want %v that names %s", c.what, err, c.want, name)
+	}
+	var changed *cufile.ChangedError
+	if !errors.As(err, &changed) || changed.Since.IsZero() != strings.Contains(c.says, "are right") || changed.Since.After(began) {
+		t.Errorf("%s: bytes may be wrong since %v, and it began at %v", c.what, changed.Since, began)
 	}
 	if after > 10*promised {
 		t.Errorf("%s: it took %v to report it, ten times what is promised: %v", c.what, after, promised)
