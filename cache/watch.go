@@ -86,17 +86,23 @@ const (
 // Watch begins to look. looked is when another one has looked last, CLOCK_MONOTONIC, or 0. found is told of changes, at the end of each turn and also where there are
 // none, and until when those that the kernel notifies of are known.
 func (d *Dir) Watch(looked int64, found func(changes []Change, looked int64)) (*Watch, error) {
+	q, every := newQueue(), RemoteSweepEvery
+	if q != nil && notifies(d.fd) {
+		every = SweepEvery
+	}
+	return d.watchBy(q, every, looked, found)
+}
+
+func (d *Dir) watchBy(q *queue, every time.Duration, looked int64, found func(changes []Change, looked int64)) (*Watch, error) {
 	wake, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 	if err != nil {
+		q.close()
 		return nil, os.NewSyscallError("eventfd", err)
 	}
 	if looked == 0 {
 		looked = Monotonic()
 	}
-	w := &Watch{dir: d, found: found, wake: wake, queue: newQueue(), done: make(chan struct{}), every: RemoteSweepEvery, looked: looked, swept: looked}
-	if w.queue != nil && notifies(d.fd) {
-		w.every = SweepEvery
-	}
+	w := &Watch{dir: d, found: found, wake: wake, queue: q, done: make(chan struct{}), every: every, looked: looked, swept: looked}
 	go w.run()
 	return w, nil
 }
@@ -132,8 +138,12 @@ func (w *Watch) Add(objects ...*layout.Object) {
 // Close ends the looking.
 func (w *Watch) Close() {
 	w.mu.Lock()
+	ended := w.ended
 	w.ended = true
 	w.mu.Unlock()
+	if ended {
+		return
+	}
 	_, _ = unix.Write(w.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0}) // it has room
 	<-w.done
 	w.queue.close()
