@@ -472,6 +472,38 @@ struct hbmfs_kv_verified {
 };
 HBMFS_ASSERT(sizeof(struct hbmfs_kv_verified) == 56);
 
+#define HBMFS_CHANGES_COUNTER 1u /* the counter is wanted */
+
+struct hbmfs_changes {
+	uint32_t flags;
+	uint32_t reserved;
+	uint64_t from;
+};
+HBMFS_ASSERT(sizeof(struct hbmfs_changes) == 16);
+
+struct hbmfs_changed { /* behind it count struct hbmfs_change, and the names */
+	uint64_t next;
+	uint32_t more;
+	uint32_t count;
+	uint32_t withheld;
+	uint32_t reserved;
+};
+HBMFS_ASSERT(sizeof(struct hbmfs_changed) == 24);
+
+struct hbmfs_change {
+	uint64_t object;
+	uint32_t kind; /* 1 cut, 2 rewritten, 3 replaced, 4 removed */
+	uint32_t name; /* its length */
+	uint64_t ago;  /* ns */
+	uint64_t reserved;
+};
+HBMFS_ASSERT(sizeof(struct hbmfs_change) == 32);
+
+struct hbmfs_counter { /* what the descriptor of CHANGED shows; read both atomically */
+	uint64_t changes;
+	int64_t looked; /* CLOCK_MONOTONIC, ns */
+};
+
 struct hbmfs_error { /* behind it the text */
 	uint32_t error;
 	uint32_t length;
