@@ -338,7 +338,7 @@ int32_t hbmfs_cut(const int64_t *const *borders, const int64_t *counts, int64_t 
 
 /*
  * Replaces each of count numbers below n by the one in its place of a permutation: a Feistel network over rows times columns, with a
- * key for each round and cycle walking. python/hbmfs/permutation.py defines it.
+ * key for each round and cycle walking. python/hbmfs/data/permutation.py defines it.
  */
 int32_t hbmfs_permute(uint64_t *numbers, int64_t count, uint64_t n, uint64_t rows, uint64_t columns, const uint64_t *keys, int64_t rounds,
 		      hbmfs_failure *why);

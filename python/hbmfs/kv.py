@@ -25,11 +25,12 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from . import _device, _native, errors
-from ._handle import Owner
-from ._memory import Place, place
-from .reader import _check, _path
-from .writer import _memory
+from . import errors
+from ._lib import _device, _native
+from ._lib._handle import Owner
+from ._lib._memory import Place, place
+from ._lib.reader import _check, _path
+from ._lib.writer import _memory
 
 T = TypeVar("T")
 

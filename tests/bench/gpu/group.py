@@ -275,7 +275,7 @@ def failures(rank, size, folder, control, options):
     torch.cuda.empty_cache()
     expect("the group after both", load)
     if rank == last:
-        from hbmfs import _transfer
+        from hbmfs._lib import _transfer
 
         begin, calls = _transfer.Transfer.then, []
 

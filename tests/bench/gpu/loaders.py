@@ -22,7 +22,7 @@ from pathlib import Path
 
 import hbmfs
 import torch
-from hbmfs import weights
+from hbmfs.weights import _load
 from torch_weights import Clock, Loaders, compared, make, wall
 
 SLOW = 1.5
@@ -91,12 +91,12 @@ def with_threads(folder, device, threads, slot):
     """load_safetensors with a reader of so many threads, whose slots have so many MiB."""
 
     def load():
-        usual = weights.open_reader
-        weights.open_reader = lambda device, method, readers=None: hbmfs.Reader(device, method="staged", threads=threads, slot=slot << 20, arena=64 << 20)
+        usual = _load.open_reader
+        _load.open_reader = lambda device, method, readers=None: hbmfs.Reader(device, method="staged", threads=threads, slot=slot << 20, arena=64 << 20)
         try:
             return hbmfs.load_safetensors(folder, device, progress=False)
         finally:
-            weights.open_reader = usual
+            _load.open_reader = usual
 
     return load
 

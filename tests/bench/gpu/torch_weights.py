@@ -31,7 +31,8 @@ import hbmfs
 import numpy as np
 import torch
 import torch.distributed.checkpoint as dcp
-from hbmfs import _transfer, weights
+from hbmfs.weights import _load
+from hbmfs._lib import _transfer
 from safetensors.torch import load_file
 
 ROUNDS = 5
@@ -250,16 +251,16 @@ def warm(clock, loaders, options):
 def swept(clock, loaders):
     """Sizes of requests, and of a reader's slots by how many threads fill them; readers are opened and closed each time."""
     names = []
-    usual = weights.open_reader
+    usual = _load.open_reader
     for slot in (2, 4, 8):
         for threads in (6, 8, 12, 16):
-            weights.open_reader = lambda device, method, readers=None, slot=slot, threads=threads: hbmfs.Reader(
+            _load.open_reader = lambda device, method, readers=None, slot=slot, threads=threads: hbmfs.Reader(
                 device, method="staged", threads=threads, slot=slot << 20, arena=_transfer.ARENA
             )
             names.append(f"hbmfs, {threads} threads with slots of {slot} MiB")
             for _ in range(3):
                 clock.measure(names[-1], loaders.hbmfs)
-    weights.open_reader = usual
+    _load.open_reader = usual
     for request in (16, 32, 64, 128, 256, 1024):
         for ahead in (2, 4, 8):
             _transfer.REQUEST, _transfer.AHEAD = request << 20, ahead * request << 20

@@ -20,7 +20,7 @@ import warnings
 import hbmfs
 import torch.distributed.checkpoint as dcp
 from dcp_save import Run, check
-from hbmfs import _publishing
+from hbmfs.checkpoints import _publishing
 
 AROUND = {"begin": 0.0, "publish": 0.0}
 """Seconds of the save that is under way."""

@@ -17,7 +17,7 @@ import warnings
 import hbmfs
 import torch
 import torch.distributed.checkpoint as dcp
-from hbmfs import _publishing
+from hbmfs.checkpoints import _publishing
 
 CALLS = {
     "mkdirat": 2,

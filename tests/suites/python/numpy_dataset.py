@@ -2,8 +2,8 @@
 outside of a real one: what was told to the daemon when, how much was under way, what was cancelled."""
 
 import numpy as np
-from hbmfs._memory import Host
-from hbmfs._queue import Queue
+from hbmfs._lib._memory import Host
+from hbmfs.data._queue import Queue
 
 
 class NumpyDataset:

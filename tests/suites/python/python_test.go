@@ -72,7 +72,7 @@ with hbmfs.open(path) as ds:
 	themes.Output(t, env, python, "-c", `
 import ctypes, importlib.metadata, sys, hbmfs
 from packaging.version import Version
-library = ctypes.CDLL(hbmfs._native.find())
+library = ctypes.CDLL(hbmfs._lib._native.find())
 library.hbmfs_version.restype = ctypes.c_char_p
 versions = [hbmfs.__version__, importlib.metadata.version("hbmfs"), library.hbmfs_version().decode(), sys.argv[1].split()[-1]]
 assert len(set(map(Version, versions))) == 1, versions

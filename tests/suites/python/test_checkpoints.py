@@ -9,7 +9,7 @@ import hbmfs
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from hbmfs import _publishing
+from hbmfs.checkpoints import _publishing
 from hbmfs.checkpoints import Checkpoints
 from test_dcp_group import local, same
 from test_fork import in_fork

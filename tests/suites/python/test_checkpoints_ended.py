@@ -16,7 +16,7 @@ import hbmfs
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from hbmfs import _publishing, checkpoints
+from hbmfs.checkpoints import _publishing, steps
 from hbmfs.checkpoints import Checkpoints
 from test_checkpoints import loaded, other, state
 from test_dcp_group import local, same
@@ -46,7 +46,7 @@ class Process:
 
     def __init__(self, job, folder, *arguments):
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch.distributed", "hbmfs.dcp", "hbmfs.checkpoints", "test_checkpoints_ended", "torch._dynamo"])
+        context.set_forkserver_preload(["torch.distributed", "hbmfs.checkpoints.steps", "test_checkpoints_ended", "torch._dynamo"])
         self.ready = context.Event()
         self.process = context.Process(target=job, args=(folder, self.ready, *arguments))
         self.process.start()
@@ -181,7 +181,7 @@ class Clock:
 
 def train_slowly(folder, ready, rate, deadline):
     clock = Clock()
-    checkpoints.time = clock if deadline != NEVER else time
+    steps.time = clock if deadline != NEVER else time
     signal.signal(signal.SIGTERM, lambda number, frame: os._exit(int(clock.now) if clock.dropping else 7))
     with Checkpoints(folder, deadline=deadline, rate=rate) as ck, ck.on_preemption():
         ck.save(1, state(1, 3))

@@ -11,7 +11,7 @@ import warnings
 import hbmfs
 import pytest
 import torch
-from hbmfs import _publishing
+from hbmfs.checkpoints import _publishing
 from hbmfs.checkpoints import Checkpoints
 from test_checkpoints_ended import LONG, NEVER, RATE
 from test_dcp_group import local, ranks, same

@@ -10,8 +10,8 @@ import warnings
 import hbmfs
 import numpy as np
 import pytest
-from hbmfs._forked import HostFile
-from hbmfs._native import Failure
+from hbmfs._lib._native import Failure
+from hbmfs.data._forked import HostFile
 from waiting import until
 
 INTERNAL = 23
@@ -49,7 +49,7 @@ def failing(monkeypatch):
     """Makes a function of the library fail."""
 
     def fail(name):
-        functions = hbmfs._native.library()._functions
+        functions = hbmfs._lib._native.library()._functions
         monkeypatch.setitem(functions, name, Failing(functions[name]))
         return functions[name]
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from hbmfs import _dcp_reads, torch_save
-from hbmfs import dcp as ours
+from hbmfs.checkpoints import _dcp_reads, torch_save
+from hbmfs.checkpoints import dcp as ours
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.filesystem import SerializationFormat
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties
@@ -116,7 +116,7 @@ def test_a_trainers_state(tmp_path, follows, options):
 
 
 def test_small_requests_and_batches(tmp_path, monkeypatch):
-    from hbmfs import _transfer
+    from hbmfs._lib import _transfer
 
     monkeypatch.setattr(_transfer, "REQUEST", 40_000)
     monkeypatch.setattr(_transfer, "AHEAD", 160_000)

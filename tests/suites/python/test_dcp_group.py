@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from hbmfs import _board, _dcp_reads, _dcp_shared, _transfer
+from hbmfs._lib import _transfer
+from hbmfs.checkpoints import _dcp_reads, _dcp_shared
+from hbmfs.group import _board
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard

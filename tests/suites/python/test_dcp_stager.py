@@ -11,7 +11,7 @@ import hbmfs
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from hbmfs import _publishing, _staging, dcp_writer
+from hbmfs.checkpoints import _publishing, _saves, _staging
 from test_dcp import load_both, same, state
 from test_dcp_writer import Damaged, change, refused, save, there
 from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
@@ -71,7 +71,7 @@ def test_room_comes_back_when_the_staged_state_is_forgotten(stager, monkeypatch)
     """At once, and not when garbage is collected or patience ends."""
     large = {"x": torch.ones(MEMORY // 4 * 3 // 4)}
     stager.stage({})
-    monkeypatch.setattr("hbmfs.dcp_stager.time", types.SimpleNamespace(monotonic=time.monotonic, perf_counter=time.perf_counter))  # no sleep
+    monkeypatch.setattr("hbmfs.checkpoints.dcp_stager.time", types.SimpleNamespace(monotonic=time.monotonic, perf_counter=time.perf_counter))  # no sleep
     for _ in range(4):
         staged = stager.stage(large)
         stager.wait_staged()
@@ -82,7 +82,7 @@ def test_room_comes_back_when_the_staged_state_is_forgotten(stager, monkeypatch)
 
 
 def test_a_staged_state_that_nobody_saves(stager, monkeypatch):
-    monkeypatch.setattr("hbmfs.dcp_stager.PATIENCE", 1)
+    monkeypatch.setattr("hbmfs.checkpoints.dcp_stager.PATIENCE", 1)
     large = {"x": torch.ones(MEMORY // 4 * 3 // 4)}
     kept = stager.stage(large)
     with pytest.raises(hbmfs.BusyError, match="nobody saves it"):
@@ -163,7 +163,7 @@ def test_a_save_that_fails_while_its_copies_are_waited_for(stager, monkeypatch):
         staged.staging.release()
         raise hbmfs.ClosedError("handle 1 is closed")
 
-    monkeypatch.setattr("hbmfs.writer.Snapshot._look", late)
+    monkeypatch.setattr("hbmfs._lib.writer.Snapshot._look", late)
     stager.wait_staged()
     assert staged.staging.ended()
 
@@ -353,6 +353,6 @@ def test_nothing_is_kept(tmp_path, stager):
 
     def nothing():
         gc.collect()
-        return all(any(s is other for other in others) for s in _staging._stagings) and not any(writer._draft for writer in dcp_writer._saves.values())
+        return all(any(s is other for other in others) for s in _staging._stagings) and not any(writer._draft for writer in _saves.saves.values())
 
     until(nothing)  # the thread of a save may end a moment after its result is there

@@ -9,8 +9,8 @@ import hbmfs
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from hbmfs import _publishing, torch_save
-from hbmfs._dcp_layout import LARGE
+from hbmfs.checkpoints import _publishing, torch_save
+from hbmfs.checkpoints._dcp_layout import LARGE
 from test_dcp import load_both, random_tensor, same, state
 from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemReader, FileSystemWriter
 

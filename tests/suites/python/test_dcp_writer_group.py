@@ -12,7 +12,7 @@ import hbmfs
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from hbmfs import _publishing
+from hbmfs.checkpoints import _publishing
 from test_dcp_group import SAVED_BY, both, local, ranks, same, state
 from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemReader, FileSystemWriter
 

@@ -18,7 +18,9 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from hbmfs import _board, _columns, _parts, _transfer, weights
+from hbmfs._lib import _transfer
+from hbmfs.group import _board
+from hbmfs.weights import _columns, _load, _parts
 from test_weights import random_model, same
 from waiting import PATIENCE, main_is_in, when
 
@@ -33,7 +35,7 @@ class Ranks:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(
             [
-                "torch.distributed", "hbmfs.dcp", "safetensors.torch", "test_weights", "torch.distributed.fsdp", "torch.distributed.tensor", "torch._dynamo",
+                "torch.distributed", "hbmfs.checkpoints.dcp", "safetensors.torch", "test_weights", "torch.distributed.fsdp", "torch.distributed.tensor", "torch._dynamo",
                 "frozen",
             ]
         )  # fmt: skip
@@ -64,7 +66,7 @@ class Ranks:
 def run(ports, rank, size, results, over, job, *arguments):
     import torch.distributed as dist
 
-    weights.SHARE, _transfer.REQUEST, _parts.BLOCK, _board.SILENCE = 40_000, 50_000, 300_000, PATIENCE
+    _load.SHARE, _transfer.REQUEST, _parts.BLOCK, _board.SILENCE = 40_000, 50_000, 300_000, PATIENCE
     _columns.SHARE = 75_000
     try:
         port = 0 if rank == 0 else ports.get()

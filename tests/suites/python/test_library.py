@@ -6,7 +6,7 @@ import sys
 
 import hbmfs
 import pytest
-from hbmfs import _native, reader
+from hbmfs._lib import _native, reader
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_the_command_is_that_of_the_environment(tmp_path, monkeypatch):
 def test_descriptors_of_the_runtime_come_with_the_library():
     code = """
 import os
-from hbmfs import _native
+from hbmfs._lib import _native
 def kept(): return sorted(link for fd in os.listdir("/proc/self/fd") if "anon_inode" in (link := os.path.realpath(f"/proc/self/fd/{fd}")))
 assert not kept(), kept()
 _native.library()._dll.hbmfs_version()  # its runtime starts beside the loading, and a call waits for it

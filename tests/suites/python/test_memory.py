@@ -6,7 +6,7 @@ import gc
 import hbmfs
 import numpy as np
 import pytest
-from hbmfs.device_array import _DLManagedTensor
+from hbmfs._lib.device_array import _DLManagedTensor
 
 get_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
 set_name = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_SetName", ctypes.pythonapi))

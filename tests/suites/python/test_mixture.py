@@ -11,7 +11,7 @@ from fractions import Fraction
 import hbmfs
 import numpy as np
 import pytest
-from hbmfs import _chairman
+from hbmfs.data import _chairman
 from numpy_dataset import NumpyDataset
 
 SEQ_LEN = 3

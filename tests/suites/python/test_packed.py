@@ -12,8 +12,8 @@ import hbmfs
 import numpy as np
 import pytest
 import torch
-from hbmfs._packing import best_fit_here, pack, pack_here
-from hbmfs._segments import of_rows, of_rows_here
+from hbmfs.data._packing import best_fit_here, pack, pack_here
+from hbmfs.data._segments import of_rows, of_rows_here
 from numpy_dataset import NumpyDataset
 from test_dataset import streams
 from waiting import PATIENCE

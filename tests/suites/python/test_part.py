@@ -9,8 +9,8 @@ import subprocess
 import hbmfs
 import numpy as np
 import pytest
-from hbmfs import part
-from hbmfs.permutation import mixed
+from hbmfs.data import part
+from hbmfs.data.permutation import mixed
 from numpy_dataset import NumpyDataset
 from test_dataset import streams
 from test_packed import check, documents

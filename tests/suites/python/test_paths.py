@@ -8,7 +8,7 @@ import warnings
 import hbmfs
 import numpy as np
 import pytest
-from hbmfs._native import Library
+from hbmfs._lib._native import Library
 
 
 @pytest.mark.parametrize("method", ["staged", "mapped", "compat", "direct"])

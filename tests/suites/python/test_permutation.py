@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hbmfs.permutation import LARGEST, Permutation
+from hbmfs.data.permutation import LARGEST, Permutation
 
 
 def test_every_number_appears_once():

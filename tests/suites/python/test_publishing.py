@@ -1,4 +1,4 @@
-"""Checkpoints that are complete or not there: hbmfs._publishing, over the library."""
+"""Checkpoints that are complete or not there: hbmfs.checkpoints._publishing, over the library."""
 
 import errno
 import gc
@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import hbmfs
 import pytest
-from hbmfs._publishing import Draft, clean, complete, remove, verify
+from hbmfs.checkpoints._publishing import Draft, clean, complete, remove, verify
 
 NINE = SimpleNamespace(name="sub/nine", size=9, crc32c=(0xE3069283,))  # of b"123456789", as RFC 3720 has it
 
@@ -93,7 +93,7 @@ def test_a_forgotten_draft_is_dropped(tmp_path):
 
 
 def test_a_killed_writer_leaves_what_the_next_one_removes(tmp_path):
-    code = "import sys; from hbmfs._publishing import Draft; draft = Draft.begin(sys.argv[1]); print(draft.directory, flush=True); sys.stdin.read()"
+    code = "import sys; from hbmfs.checkpoints._publishing import Draft; draft = Draft.begin(sys.argv[1]); print(draft.directory, flush=True); sys.stdin.read()"
     for next_one in (lambda: Draft.begin(tmp_path / "step").drop(), lambda: clean(tmp_path)):
         with subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "step")], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
             left = child.stdout.readline().decode().strip()

@@ -10,8 +10,9 @@ import pytest
 import safetensors
 import safetensors.torch
 import torch
-from hbmfs import _publishing, safetensors_header, safetensors_save
-from hbmfs._torch_object import lay_out
+from hbmfs.checkpoints import _publishing, safetensors_save
+from hbmfs.checkpoints._torch_object import lay_out
+from hbmfs.weights import safetensors_header
 from test_weights import DTYPES, random_model, random_tensor, same
 
 PAGE = 4096

@@ -11,7 +11,7 @@ import hbmfs
 import numpy as np
 import pytest
 import torch
-from hbmfs import _memory
+from hbmfs._lib import _memory
 from numpy_dataset import NumpyDataset
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -84,7 +84,7 @@ def test_torch_that_another_thread_is_importing(tmp_path):
     (tmp_path / "torch.py").write_text("import builtins\nbuiltins.begun.set()\nbuiltins.asked()\nwhole = True\n")
     program = """
 import builtins, threading
-from hbmfs._device import imported_torch
+from hbmfs._lib._device import imported_torch
 from waiting import main_is_in, until
 assert imported_torch() is None
 builtins.begun, builtins.asked = threading.Event(), lambda: until(lambda: main_is_in("imported_torch"))

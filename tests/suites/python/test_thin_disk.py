@@ -12,7 +12,7 @@ import hbmfs
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from hbmfs import _publishing
+from hbmfs.checkpoints import _publishing
 from hbmfs.checkpoints import Checkpoints
 from test_checkpoints import loaded, state
 from waiting import PATIENCE

@@ -6,9 +6,9 @@ import zipfile
 
 import pytest
 import torch
-from hbmfs import torch_save
-from hbmfs._dcp_layout import ALIGNMENT, LARGE, dense, lay
-from hbmfs._torch_zip import frame
+from hbmfs.checkpoints import torch_save
+from hbmfs.checkpoints._dcp_layout import ALIGNMENT, LARGE, dense, lay
+from hbmfs.checkpoints._torch_zip import frame
 from test_dcp import DTYPES, random_tensor, raw
 
 pytestmark = pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
@@ -91,7 +91,7 @@ def test_layout():
 
 
 def test_dense(monkeypatch):
-    monkeypatch.setattr("hbmfs._dcp_layout.PIECE", 1000)
+    monkeypatch.setattr("hbmfs.checkpoints._dcp_layout.PIECE", 1000)
     g = torch.Generator().manual_seed(3)
     whole = random_tensor(g, 60, 80)
     for tensor in (

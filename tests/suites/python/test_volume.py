@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from hbmfs import _publishing
+from hbmfs.checkpoints import _publishing
 from hbmfs.checkpoints import Checkpoints
 from safetensors.numpy import load_file
 from test_checkpoints_ended import LONG
@@ -152,7 +152,7 @@ def test_a_rank_that_fails(volume):
 def test_a_writer_that_is_killed(volume):
     code = f"""
 import hbmfs, time
-from hbmfs import _publishing
+from hbmfs.checkpoints import _publishing
 draft = _publishing.Draft.begin({str(volume.path / "a")!r})
 write = draft.write(hbmfs.Writer("cpu", rate=8 << 20), [hbmfs.OutFile("f", 1 << 30, [])], False)
 print("writes", flush=True)

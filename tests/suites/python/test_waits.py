@@ -6,8 +6,8 @@ import threading
 import hbmfs
 import numpy as np
 import pytest
-from hbmfs._native import TIMEOUT
-from hbmfs._handle import opened
+from hbmfs._lib._handle import opened
+from hbmfs._lib._native import TIMEOUT
 from waiting import PATIENCE, interrupt_when, until
 
 
@@ -90,7 +90,7 @@ class HangingLibrary:
 
 def test_closing_says_what_hangs(tokens, monkeypatch):
     """It must not say that nothing writes any more as long as something may. Closing again does it."""
-    monkeypatch.setattr("hbmfs._handle._CLOSING", 0.0)
+    monkeypatch.setattr("hbmfs._lib._handle._CLOSING", 0.0)
     with hbmfs.Reader("cpu") as reader, reader.open_file(tokens[0]) as file:
         ds = hbmfs.open(tokens[0])
         library = HangingLibrary(reader._library)

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from hbmfs import _parts, _transfer, weights
+from hbmfs._lib import _transfer
+from hbmfs.weights import _load, _parts
 from waiting import until
 
 # Every dtype of the format that torch has, and that the package can write.
@@ -169,9 +170,9 @@ def test_tensors_own_their_memory(tmp_path):
 
 def test_as_the_fake_gpu_gets_it(tmp_path, shared_gpu, small_requests, monkeypatch):
     """The reads and their order are those of a GPU, whose memory is the fake's; only the views are NumPy's."""
-    from hbmfs.device_array import Memory
+    from hbmfs._lib.device_array import Memory
 
-    class FakeHBM(weights._Numpy):
+    class FakeHBM(_load._Numpy):
         def __init__(self, index):
             self.index = index
 
@@ -181,7 +182,7 @@ def test_as_the_fake_gpu_gets_it(tmp_path, shared_gpu, small_requests, monkeypat
             return np.ctypeslib.as_array((np.ctypeslib.ctypes.c_uint8 * size).from_address(memory.pointer))
 
     owned = []
-    monkeypatch.setattr(weights, "_Torch", FakeHBM)
+    monkeypatch.setattr(_load, "_Torch", FakeHBM)
     model = {name: tensor for name, tensor in random_model(5).items() if "float8" not in name and "bfloat" not in name}
     path = tmp_path / "model.safetensors"
     safetensors.torch.save_file(model, path)
@@ -240,7 +241,7 @@ def test_no_memory_for_a_later_block(tmp_path, reader, small_requests, monkeypat
     """Blocks are allocated while others are read, so that what was begun must be ended."""
     path = tmp_path / "model.safetensors"
     safetensors.torch.save_file({f"t{i}": torch.zeros(70_000) for i in range(5)}, path)
-    allocate, sizes = weights._Torch.allocate, []
+    allocate, sizes = _load._Torch.allocate, []
 
     def refuse(library, size):
         sizes.append(size)
@@ -249,7 +250,7 @@ def test_no_memory_for_a_later_block(tmp_path, reader, small_requests, monkeypat
         return allocate(library, size)
 
     with monkeypatch.context() as patched:
-        patched.setattr(weights._Torch, "allocate", refuse)
+        patched.setattr(_load._Torch, "allocate", refuse)
         with pytest.raises(hbmfs.OutOfMemoryError) as caught:
             hbmfs.load_safetensors(path, "cpu", reader=reader)
     frames = [entry.frame.f_locals for entry in caught.traceback]
@@ -279,8 +280,8 @@ def test_a_program_that_ends_at_once(tmp_path):
 INTERRUPTED = """
 import os, signal, sys, threading
 sys.modules["torch"] = None  # which takes seconds to import
-import hbmfs, hbmfs._transfer
-hbmfs._transfer.REQUEST, hbmfs._transfer.AHEAD = 100_000, 1_000_000
+import hbmfs, hbmfs._lib._transfer
+hbmfs._lib._transfer.REQUEST, hbmfs._lib._transfer.AHEAD = 100_000, 1_000_000
 path = sys.argv[1]
 with hbmfs.Reader("cpu") as reader:
     hbmfs.load_safetensors(path, "cpu", reader=reader)

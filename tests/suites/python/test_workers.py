@@ -30,7 +30,7 @@ KINDS = {
     "mixture": lambda *shape, **options: hbmfs.Mixture({"a": (dataset(60), 0.3), "b": (dataset(50, 100), 0.7)}, *shape, exhausted="drop", **options),
     "windows": lambda *shape, **options: hbmfs.PackedStream(dataset(80), *shape, window=7, epochs=1, **options),
     "aligned": lambda *shape, **options: hbmfs.TokenStream(hbmfs.Aligned({"x": dataset(97), "y": dataset(97, 1000)}), *shape, epochs=1, **options),
-    "part": lambda *shape, **options: hbmfs.TokenStream(hbmfs.part.Part(dataset(97), np.arange(3, 96)), *shape, epochs=1, **options),
+    "part": lambda *shape, **options: hbmfs.TokenStream(hbmfs.data.part.Part(dataset(97), np.arange(3, 96)), *shape, epochs=1, **options),
 }
 
 

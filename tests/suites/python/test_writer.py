@@ -15,7 +15,7 @@ import hbmfs
 import numpy as np
 import pytest
 from hbmfs import OutFile, FilePart
-from hbmfs.device_array import DeviceArray, Memory
+from hbmfs._lib.device_array import DeviceArray, Memory
 from waiting import PATIENCE, interrupt_when, main_is_in, when
 
 CHUNK = 4 << 20

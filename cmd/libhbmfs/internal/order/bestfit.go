@@ -2,7 +2,7 @@ package order
 
 import "math/bits"
 
-// bestFit is best-fit decreasing: the longest piece goes first, into the fullest sample that it still fits into. python/hbmfs/_packing.py
+// bestFit is best-fit decreasing: the longest piece goes first, into the fullest sample that it still fits into. python/hbmfs/data/_packing.py
 // explains it, and gives the same. It keeps its memory from one packing to the next.
 type bestFit struct {
 	count  []int32 // of pieces, by length: 1 to room tokens

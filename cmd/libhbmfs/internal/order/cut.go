@@ -2,7 +2,7 @@ package order
 
 import "fmt"
 
-// Cut says which documents rows of length consecutive tokens hold. python/hbmfs/_segments.py has the same.
+// Cut says which documents rows of length consecutive tokens hold. python/hbmfs/data/_segments.py has the same.
 type Cut struct {
 	Total int64 // of documents in all rows
 

@@ -18,7 +18,7 @@ func (a Wide) plus(b Wide) Wide {
 	return Wide{high, low}
 }
 
-// Source is a source of a mixture on a line of its targets, as python/hbmfs/_chairman.py has them: its next sample may come,
+// Source is a source of a mixture on a line of its targets, as python/hbmfs/data/_chairman.py has them: its next sample may come,
 // and is due, at given numbers of samples.
 type Source struct {
 	May, Due         int64 // of its next sample

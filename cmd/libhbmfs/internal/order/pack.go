@@ -43,7 +43,7 @@ type document struct{ start, number, tokens int64 }
 const mostRoom, mostPieces = 1 << 28, 1 << 28
 
 // Pack packs a window by best-fit. Documents longer than a sample are cut. Where there are more sequences than there is room for, nothing is
-// written, and there may be fewer than Pack says. python/hbmfs/_packing.py has the same.
+// written, and there may be fewer than Pack says. python/hbmfs/data/_packing.py has the same.
 func (p *Packer) Pack(d *Documents, w *Window, to *Samples) (n Counts, err error) {
 	if w.Room < 1 || w.Room > mostRoom || len(d.Borders) < 1 || d.Begins != nil && len(d.Begins) < len(d.Borders)-1 {
 		return n, fmt.Errorf("%d borders, and %d places, are no documents for samples of %d tokens", len(d.Borders), len(d.Begins), w.Room)

@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 )
 
-// Permutation is the Feistel permutation of python/hbmfs/permutation.py, of the numbers below N.
+// Permutation is the Feistel permutation of python/hbmfs/data/permutation.py, of the numbers below N.
 type Permutation struct {
 	N, Rows, Columns uint64
 	Keys             []uint64 // of the rounds

@@ -8,7 +8,7 @@ import warnings
 import hbmfs
 import pytest
 import torch
-from hbmfs import _publishing
+from hbmfs.checkpoints import _publishing
 from test_dcp_group import ranks
 
 warnings.filterwarnings("ignore", module="deepspeed|pydantic")

@@ -9,7 +9,7 @@ import pytest
 import safetensors.torch
 import torch
 import transformers
-from hbmfs import safetensors_save
+from hbmfs.checkpoints import safetensors_save
 from huggingface_hub import split_torch_state_dict_into_shards
 from test_saves import by_name
 from test_weights import DTYPES, random_tensor, same
