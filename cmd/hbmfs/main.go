@@ -18,14 +18,13 @@ import (
 	"github.com/hbmfs/hbmfs/internal/daemon"
 	"github.com/hbmfs/hbmfs/internal/mounts/handover"
 	"github.com/hbmfs/hbmfs/internal/mounts/onmount"
-	"github.com/hbmfs/hbmfs/internal/text/release"
-	"github.com/hbmfs/hbmfs/internal/text/usage"
+	"github.com/hbmfs/hbmfs/internal/text/cli"
 	"github.com/hbmfs/hbmfs/internal/volume/checkpoint"
 	"github.com/hbmfs/hbmfs/internal/volume/drain"
 )
 
 // version is that of the whole release.
-var version = release.Version()
+var version = cli.Version()
 
 // Exit codes, the same for every command.
 const (
@@ -85,7 +84,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 var errProblems = errors.New("")
 
 func exitCode(err error) int {
-	var wrong usage.Error
+	var wrong cli.Mistake
 	var source daemon.SourceError
 	var ended onmount.Ended
 	switch opening := errors.As(err, &source); {

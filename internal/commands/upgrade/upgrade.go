@@ -17,6 +17,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/mounts/handover"
 	"github.com/hbmfs/hbmfs/internal/observe/status"
 	"github.com/hbmfs/hbmfs/internal/sys/aside"
+	"github.com/hbmfs/hbmfs/internal/text/cli"
 )
 
 // Result is what became of one mount.
@@ -120,11 +121,11 @@ func (r *Request) Write(to io.Writer, results []Result) {
 	for _, one := range results {
 		switch {
 		case one.Refused != "":
-			fmt.Fprintf(to, "%s: not upgraded: %s\n", top.Printable(one.Mount), one.Refused)
+			fmt.Fprintf(to, "%s: not upgraded: %s\n", cli.Printable(one.Mount), one.Refused)
 		case r.Check:
-			fmt.Fprintf(to, "%s: this program can go on with it\n", top.Printable(one.Mount))
+			fmt.Fprintf(to, "%s: this program can go on with it\n", cli.Printable(one.Mount))
 		default:
-			fmt.Fprintf(to, "%s: served by %s (pid %d), readers waited %.0f ms\n", top.Printable(one.Mount), one.Version, one.PID, 1000*one.Standstill)
+			fmt.Fprintf(to, "%s: served by %s (pid %d), readers waited %.0f ms\n", cli.Printable(one.Mount), one.Version, one.PID, 1000*one.Standstill)
 		}
 	}
 }

@@ -16,8 +16,8 @@ import (
 	"time"
 
 	"github.com/hbmfs/hbmfs/fs"
-	"github.com/hbmfs/hbmfs/internal/daemon/dataset"
 	"github.com/hbmfs/hbmfs/internal/sys/aside"
+	"github.com/hbmfs/hbmfs/internal/text/cli"
 )
 
 // env marks the process that does the work of a command on a mount.
@@ -56,7 +56,7 @@ func Do(ctx context.Context, paths []string, stderr io.Writer, work func(ctx con
 func Mounts(paths []string) (mounts []*fs.Place, err error) {
 	seen := map[string]bool{}
 	for _, path := range paths {
-		if dataset.IsRemote(path) {
+		if cli.IsRemote(path) {
 			continue
 		}
 		place, err := fs.Locate(path)
