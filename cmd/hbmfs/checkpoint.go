@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"github.com/hbmfs/hbmfs/fs"
+	"github.com/hbmfs/hbmfs/internal/mounts/mountpoint"
 	"github.com/hbmfs/hbmfs/internal/text/cli"
 	"github.com/hbmfs/hbmfs/internal/text/progress"
 	"github.com/hbmfs/hbmfs/internal/text/size"
@@ -147,7 +147,7 @@ it does as rmdir.`,
 
 // removeCheckpoint removes a checkpoint of a directory, or of a checkpoint volume: its daemon removes it as a whole, and nobody else can.
 func removeCheckpoint(ctx context.Context, path string) error {
-	place, err := fs.Locate(path)
+	place, err := mountpoint.Locate(path)
 	if err != nil {
 		return err
 	}

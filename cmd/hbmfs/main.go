@@ -14,9 +14,9 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
-	"github.com/hbmfs/hbmfs/fs"
 	"github.com/hbmfs/hbmfs/internal/daemon"
 	"github.com/hbmfs/hbmfs/internal/mounts/handover"
+	"github.com/hbmfs/hbmfs/internal/mounts/mountpoint"
 	"github.com/hbmfs/hbmfs/internal/mounts/onmount"
 	"github.com/hbmfs/hbmfs/internal/text/cli"
 	"github.com/hbmfs/hbmfs/internal/volume/checkpoint"
@@ -96,7 +96,7 @@ func exitCode(err error) int {
 		return exitUsage
 	case errors.Is(err, errProblems):
 		return exitProblems
-	case errors.Is(err, fs.ErrBusy), errors.Is(err, checkpoint.ErrBusy), errors.Is(err, drain.ErrBusy):
+	case errors.Is(err, mountpoint.ErrBusy), errors.Is(err, checkpoint.ErrBusy), errors.Is(err, drain.ErrBusy):
 		return exitBusy
 	case opening && errors.Is(err, os.ErrNotExist):
 		return exitMissing

@@ -9,7 +9,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/hbmfs/hbmfs/fs"
+	"github.com/hbmfs/hbmfs/internal/mounts/mountpoint"
 	"github.com/hbmfs/hbmfs/internal/text/cli"
 )
 
@@ -130,7 +130,7 @@ type served struct {
 func (s *served) Unmount() error {
 	s.calls = append(s.calls, "unmount")
 	if s.busy {
-		return fs.ErrBusy
+		return mountpoint.ErrBusy
 	}
 	close(s.over)
 	return nil

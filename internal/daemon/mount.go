@@ -10,6 +10,7 @@ import (
 	"github.com/hbmfs/hbmfs/fs"
 	"github.com/hbmfs/hbmfs/internal/daemon/dataset"
 	"github.com/hbmfs/hbmfs/internal/mounts/handover"
+	"github.com/hbmfs/hbmfs/internal/mounts/mountpoint"
 	"github.com/hbmfs/hbmfs/internal/mounts/onmount"
 	"github.com/hbmfs/hbmfs/internal/mounts/ready"
 	"github.com/hbmfs/hbmfs/internal/sys/aside"
@@ -110,7 +111,7 @@ func (m *Mount) check(ctx context.Context) error {
 // checkPoint makes sure that something can be mounted on the mount point, and that neither it nor the source lies in a mount
 // whose daemon is stuck.
 func (m *Mount) checkPoint(ctx context.Context) error {
-	place, err := fs.Locate(m.Point)
+	place, err := mountpoint.Locate(m.Point)
 	if err != nil {
 		return err
 	}
@@ -135,13 +136,13 @@ func (m *Mount) checkPoint(ctx context.Context) error {
 
 // clearDead takes the mount away that is at the mount point, if its daemon is gone. Readers that still hold passthrough files
 // go on.
-func (m *Mount) clearDead(ctx context.Context, place *fs.Place) error {
+func (m *Mount) clearDead(ctx context.Context, place *mountpoint.Place) error {
 	switch a := onmount.Ask(ctx, place.Path); {
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case a.State == aside.Silent:
-		daemon, err := fs.FindDaemon(place.On)
-		if err != nil && !errors.Is(err, fs.ErrUntold) {
+		daemon, err := mountpoint.FindDaemon(place.On)
+		if err != nil && !errors.Is(err, mountpoint.ErrUntold) {
 			return err
 		}
 		if daemon != nil {
@@ -151,7 +152,7 @@ func (m *Mount) clearDead(ctx context.Context, place *fs.Place) error {
 	case a.State != aside.Dead:
 		return fmt.Errorf("%s is an hbmfs mount already: hbmfs umount %s takes it away", m.Point, m.Point)
 	}
-	if err := fs.Detach(m.Point); err != nil {
+	if err := mountpoint.Detach(m.Point); err != nil {
 		return fmt.Errorf("take the dead mount at %s away: %w", m.Point, err)
 	}
 	fmt.Fprintf(m.Stderr, "hbmfs: took away a mount at %s whose daemon was gone; the end of its log says why (%s, unless it was told another)\n", m.Point, defaultLog())

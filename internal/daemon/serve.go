@@ -13,6 +13,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/fs"
 	"github.com/hbmfs/hbmfs/internal/mounts/handover"
+	"github.com/hbmfs/hbmfs/internal/mounts/mountpoint"
 	"github.com/hbmfs/hbmfs/internal/mounts/ready"
 	"github.com/hbmfs/hbmfs/internal/observe/trace"
 	"github.com/hbmfs/hbmfs/internal/sys/awake"
@@ -163,7 +164,7 @@ func untilUnmounted(mount unmounter, log *slog.Logger, signals <-chan os.Signal,
 				return fmt.Errorf("ended by a second %v with files open", s)
 			}
 			err := mount.Unmount()
-			if errors.Is(err, fs.ErrBusy) {
+			if errors.Is(err, mountpoint.ErrBusy) {
 				log.Warn("detached; serving until the last file is closed", "signal", s.String(), "reason", err)
 				err = mount.Detach()
 			}

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/fs"
+	"github.com/hbmfs/hbmfs/internal/mounts/mountpoint"
 	"github.com/hbmfs/hbmfs/internal/mounts/onmount"
 	"github.com/hbmfs/hbmfs/internal/mounts/ready"
 	"github.com/hbmfs/hbmfs/internal/sys/aside"
@@ -113,11 +114,11 @@ func endOfDaemon(daemon *exec.Cmd) *os.ProcessState {
 
 // clearKilled takes away the mount of a daemon that had to be killed.
 func (s *start) clearKilled(state *os.ProcessState) error {
-	place, err := fs.Locate(s.Point)
+	place, err := mountpoint.Locate(s.Point)
 	if err != nil || !place.HBMFS() || state == nil || state.Exited() {
 		return err
 	}
-	return fs.Detach(s.Point)
+	return mountpoint.Detach(s.Point)
 }
 
 // died says how a daemon ended that did not say why. The log has all its words.
@@ -183,7 +184,7 @@ func tellNotes(ctx context.Context, m *fs.Mount, report *ready.Report) {
 		report.Note(note)
 	}
 	if !whole {
-		report.Note(fmt.Sprintf("the formats are still being recognized: problems will be in %s/%s/status", m.Point(), fs.ControlName))
+		report.Note(fmt.Sprintf("the formats are still being recognized: problems will be in %s/%s/status", m.Point(), mountpoint.ControlName))
 	}
 }
 

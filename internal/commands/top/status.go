@@ -8,7 +8,7 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/hbmfs/hbmfs/fs"
+	"github.com/hbmfs/hbmfs/internal/mounts/mountpoint"
 	"github.com/hbmfs/hbmfs/internal/text/cli"
 	"github.com/hbmfs/hbmfs/internal/text/size"
 )
@@ -26,7 +26,7 @@ func Points() ([]string, error) {
 
 // StatusOf asks the mount that path lies in for its status.
 func StatusOf(ctx context.Context, program, path string, patience time.Duration) (*Row, error) {
-	place, err := fs.Locate(path)
+	place, err := mountpoint.Locate(path)
 	if err != nil {
 		return nil, err
 	}
