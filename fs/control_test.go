@@ -12,8 +12,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/hbmfs/hbmfs/cache/store"
 	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/internal/observe/status"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -269,8 +269,8 @@ type planned struct {
 	runs map[any][]layout.Run
 }
 
-func (*planned) Stats() store.Stats { return store.Stats{} }
-func (p *planned) EndPlan(r any)    { delete(p.runs, r) }
+func (*planned) Stats() status.Cache { return status.Cache{} }
+func (p *planned) EndPlan(r any)     { delete(p.runs, r) }
 
 func (p *planned) Planned(each func(any, []layout.Run)) {
 	for r, runs := range p.runs {

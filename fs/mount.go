@@ -17,10 +17,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/cache"
-	"github.com/hbmfs/hbmfs/cache/fetch"
-	"github.com/hbmfs/hbmfs/cache/store"
 	"github.com/hbmfs/hbmfs/internal/mounts/handover"
 	"github.com/hbmfs/hbmfs/internal/mounts/mountpoint"
+	"github.com/hbmfs/hbmfs/internal/observe/status"
 	"github.com/hbmfs/hbmfs/internal/observe/trace"
 	"github.com/hbmfs/hbmfs/internal/volume/drafts"
 	"github.com/hbmfs/hbmfs/internal/volume/kv"
@@ -61,13 +60,13 @@ type Options struct {
 
 // Remote is the origin and the cache of a source that does not lie in local files. Either may be nil.
 type Remote struct {
-	Origin func() fetch.Stats
+	Origin func() status.Origin
 	Cache  Cache
 }
 
 // Cache keeps the segments of one origin or of several, such as the source and its decoder.
 type Cache interface {
-	Stats() store.Stats
+	Stats() status.Cache
 	// Plan adds runs to the plan of a reader, any comparable value. It reports whether there was room.
 	Plan(reader any, runs []layout.Run) bool
 	// EndPlan forgets a reader's plan.

@@ -9,7 +9,7 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/hbmfs/hbmfs/cache/fetch"
+	"github.com/hbmfs/hbmfs/internal/observe/status"
 	"github.com/hbmfs/hbmfs/internal/text/cli"
 	"github.com/hbmfs/hbmfs/internal/text/size"
 )
@@ -184,7 +184,7 @@ func writeLatency(t io.Writer, r *Row) {
 	if l == nil {
 		return
 	}
-	bounds := fetch.Bounds()
+	bounds := status.LatencyBounds()
 	seconds := func(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 	fmt.Fprintf(t, "  answers\thalf within %v, 99%% within %v, slowest %v (%s)\n", seconds(l.P50), seconds(l.P99), seconds(l.Slowest), when)
 	fmt.Fprintf(t, "  \t%v %s over %v\n", bounds[0], bars(r.Told.Origin.Latency), bounds[len(bounds)-1])

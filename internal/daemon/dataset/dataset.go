@@ -24,6 +24,7 @@ import (
 	"github.com/hbmfs/hbmfs/cache/store"
 	"github.com/hbmfs/hbmfs/fs"
 	"github.com/hbmfs/hbmfs/internal/mounts/handover"
+	"github.com/hbmfs/hbmfs/internal/observe/status"
 	"github.com/hbmfs/hbmfs/internal/observe/trace"
 	"github.com/hbmfs/hbmfs/internal/sys/trust"
 	"github.com/hbmfs/hbmfs/internal/text/cli"
@@ -87,7 +88,7 @@ func (c *Options) Guard() (*fetch.Guard, error) {
 type remoteOrigin interface {
 	store.Upstream
 	spread.Upstream
-	Stats() fetch.Stats
+	Stats() status.Origin
 }
 
 // openRemote opens a remote source, behind the caches that it names or that stand before it.
