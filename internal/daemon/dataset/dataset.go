@@ -22,7 +22,6 @@ import (
 	"github.com/hbmfs/hbmfs/cache/s3origin"
 	"github.com/hbmfs/hbmfs/cache/spread"
 	"github.com/hbmfs/hbmfs/cache/store"
-	"github.com/hbmfs/hbmfs/fs"
 	"github.com/hbmfs/hbmfs/internal/mounts/handover"
 	"github.com/hbmfs/hbmfs/internal/observe/status"
 	"github.com/hbmfs/hbmfs/internal/observe/trace"
@@ -143,7 +142,8 @@ func misfit(manifest []byte, size func(name string) (int64, bool)) (empty []stri
 type Dataset struct {
 	Name    string // for people
 	Listing *cache.Listing
-	Remote  fs.Remote
+	Origin  func() status.Origin      // of a remote source; nil otherwise
+	Cache   *store.Store              // that keeps its segments; nil for none
 	serve   func(ctx context.Context) // runs beside the mount, until ctx ends; nil for nothing
 	Notes   []string                  // surprises for the user, one line each
 	closers []func() error
@@ -309,7 +309,7 @@ func Open(ctx context.Context, from string, c *Options, log *slog.Logger, note f
 	if err != nil {
 		return s, err
 	}
-	s.Name, s.closers, s.Remote.Origin = origin.String(), append(s.closers, origin.Close), origin.Stats
+	s.Name, s.closers, s.Origin = origin.String(), append(s.closers, origin.Close), origin.Stats
 	if c.CacheDir == "" {
 		s.Notes = append(s.Notes, "there is no --cache-dir: every read goes over the network, each time again")
 	}
@@ -434,7 +434,7 @@ func (s *Dataset) openStore(c *Options, log *slog.Logger) (*store.Store, error) 
 	if err != nil {
 		return nil, err
 	}
-	s.closers, s.Remote.Cache = append(s.closers, kept.Close), kept
+	s.closers, s.Cache = append(s.closers, kept.Close), kept
 	if c.Scrub > 0 {
 		s.serve = func(ctx context.Context) { kept.Scrub(ctx, int64(c.Scrub)) }
 	}
