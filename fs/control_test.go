@@ -23,6 +23,10 @@ type localBytes struct{ layout.Origin }
 func (localBytes) OpenObject(context.Context, *layout.Object) (int, error) {
 	return -1, errors.New("not in this test")
 }
+func (localBytes) OpenForOthers(*layout.Object) (int, error) {
+	return -1, errors.New("not in this test")
+}
+func (localBytes) StillGrants(*layout.Object, int) error { return nil }
 func (localBytes) Borrow(context.Context, *layout.Object) (int, func(), error) {
 	return -1, nil, errors.New("not in this test")
 }
