@@ -21,7 +21,7 @@ BIN     ?= bin
 # leaves that out and links nothing at all (for Alpine and empty images); reading into a GPU is then refused.
 TAGS   ?=
 STATIC  = CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false $(if $(TAGS),-tags $(TAGS))
-LDFLAGS = -s -w -X github.com/hbmfs/hbmfs/internal/text/release.version=$(VERSION)
+LDFLAGS = -s -w -X github.com/hbmfs/hbmfs/internal/text/cli.version=$(VERSION)
 LINT    = $(CACHE)/golangci-lint
 VENV    = $(CACHE)/venv
 PEERS   = $(CACHE)/venv-peers

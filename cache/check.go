@@ -19,7 +19,7 @@ const (
 	maxPath    = 1 << 16 // bytes of a name
 	maxVersion = 1 << 10 // bytes: it goes into a header of each request
 
-	controlName = ".hbmfs" // of the directory that a mount has in its root: fs.ControlName
+	controlName = ".hbmfs" // of the directory that a mount has in its root: mountpoint.ControlName
 )
 
 // Check is the one door for the objects that an origin lists. It orders them, takes out those that no mount could show,

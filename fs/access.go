@@ -72,20 +72,14 @@ func (a *access) listedByAll(dir string) bool {
 // toldOf reports whether the status, which everybody reads, may speak of an object.
 func (a *access) toldOf(object string) bool { return a.listedByAll(parent(object)) }
 
-// granter is an origin whose files have permissions, which may have changed.
-type granter interface {
-	// StillGrants returns an error if an open file of o no longer grants what was listed.
-	StillGrants(o *layout.Object, fd int) error
-}
-
 // stillGrants checks that an open file still grants a user what the mount shows, and closes it otherwise. For the daemon's
 // own user the kernel has checked that at open.
 func stillGrants(uid uint32, o *layout.Object, fd int) (int, error) {
-	g, ok := o.Origin.(granter)
-	if !ok || uid == uint32(os.Geteuid()) {
+	s := storageOf(o)
+	if s.local == nil || uid == uint32(os.Geteuid()) {
 		return fd, nil
 	}
-	if err := g.StillGrants(o, fd); err != nil {
+	if err := s.local.StillGrants(o, fd); err != nil {
 		_ = unix.Close(fd) // opened for reading: nothing is lost
 		return -1, err
 	}

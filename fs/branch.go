@@ -14,6 +14,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/internal/mounts/handover"
+	"github.com/hbmfs/hbmfs/internal/mounts/mountpoint"
 	"github.com/hbmfs/hbmfs/internal/observe/status"
 	"github.com/hbmfs/hbmfs/layout"
 )
@@ -54,7 +55,7 @@ type branch struct {
 
 // child finds a name in a directory, nil where there is none.
 func (m *Mount) child(ctx context.Context, dir int, parent *node, name string) (*node, int, error) {
-	if m.opt.Top != nil && (dir == m.viewsNumber() || dir == rootNumber && name != ControlName) {
+	if m.opt.Top != nil && (dir == m.viewsNumber() || dir == rootNumber && name != mountpoint.ControlName) {
 		b, err := m.branch(ctx, name)
 		if err != nil || b == nil {
 			return nil, 0, err
@@ -94,7 +95,7 @@ func (m *Mount) entryTimeout(dir int) time.Duration {
 
 // viewsNumber is the node of .hbmfs/views.
 func (m *Mount) viewsNumber() int {
-	top, _ := m.tree.find(m.tree.get(rootNumber).dir, ControlName)
+	top, _ := m.tree.find(m.tree.get(rootNumber).dir, mountpoint.ControlName)
 	_, i := m.tree.find(top.dir, "views")
 	return i
 }
@@ -162,7 +163,7 @@ func (m *Mount) nodesOf(b *branch, like node) (contents, views *node) {
 		if err := m.listBranch(ctx, b); err != nil {
 			return nil, err
 		}
-		return inside(b.name, sourceEntries(b.listing, ControlName, m.adopt)), nil
+		return inside(b.name, sourceEntries(b.listing, mountpoint.ControlName, m.adopt)), nil
 	}}
 	v.dir = &directory{number: b.number + 1, expand: func(ctx context.Context) ([]entry, error) {
 		if err := m.listBranch(ctx, b); err != nil {

@@ -97,7 +97,7 @@ func (t *objectIDs) id(o *layout.Object) uint64 {
 	if t.numbered != nil {
 		t.numbered(o)
 	}
-	if _, evictable := o.Origin.(pinner); evictable {
+	if storageOf(o).segment != nil {
 		if t.evictable = append(t.evictable, t.last); len(t.evictable) > mostEvictable {
 			delete(t.byObject, t.byID[t.evictable[0]])
 			delete(t.byID, t.evictable[0])
@@ -130,20 +130,12 @@ func (t *objectIDs) object(id uint64) *layout.Object {
 	return t.byID[id]
 }
 
-// backed returns the origin of an object that is a file of this machine.
-func backed(o *layout.Object) (local, bool) {
-	if o.Synthesized() {
-		return nil, false
-	}
-	origin, ok := o.Origin.(local)
-	return origin, ok
-}
-
 // extentOf makes an extent of a run. Bytes that lie in no backing file are one extent of the mount.
 func (c *channel) extentOf(r layout.Run) control.Extent {
-	if _, ok := backed(r.Object); !ok {
+	s := storageOf(r.Object)
+	if s.local == nil {
 		length, flags := r.Length*r.Count, control.ExtentMount
-		if _, ok := r.Object.Origin.(segmented); ok {
+		if s.segmented != nil {
 			flags |= control.ExtentPending
 		}
 		return control.Extent{Logical: r.Logical, Length: length, Stride: length, Count: 1, Flags: flags}
@@ -168,14 +160,12 @@ func (c *channel) factsOf(number int, b *layout.Body) facts {
 		}
 	}
 	f := facts{alignment: b.Alignment()}
-	if o := b.Whole(); o != nil {
-		if _, ok := backed(o); ok {
-			f.flags = control.InfoWhole
-		}
+	if o := b.Whole(); o != nil && storageOf(o).local != nil {
+		f.flags = control.InfoWhole
 	}
 	for r := range b.RunsWithin(0, b.Size()) {
-		_, here := backed(r.Object)
-		_, later := r.Object.Origin.(segmented)
+		s := storageOf(r.Object)
+		here, later := s.local != nil, s.segmented != nil
 		if here || later {
 			f.flags |= control.InfoBypass
 		}

@@ -14,12 +14,6 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// opener is an origin that opens its files for other processes.
-type opener interface {
-	// OpenForOthers opens o with a file description of its own, checked to be the listed version.
-	OpenForOthers(o *layout.Object) (fd int, err error)
-}
-
 // readOnlyMount returns nil if descriptors come through a read-only mount, or why they do not.
 func (m *Mount) readOnlyMount() error {
 	if m.opt.Top != nil {
@@ -40,8 +34,8 @@ func (m *Mount) openForPeer(uid uint32, id uint64, o *layout.Object, a *answer) 
 		out.Errno = syscall.ESTALE
 		return out
 	}
-	origin, ok := o.Origin.(opener)
-	if !ok {
+	origin := storageOf(o).local
+	if origin == nil {
 		return out
 	}
 	fd, err := origin.OpenForOthers(o)

@@ -70,9 +70,9 @@ func (p *prefetcher) add(reader planner, a announcement) bool {
 	var bytes int64
 	anyLocal := false
 	for r := range a.runs {
-		if _, ok := r.Object.Origin.(segmented); !ok {
-			_, here := backed(r.Object)
-			anyLocal = anyLocal || here
+		s := storageOf(r.Object)
+		if s.segmented == nil {
+			anyLocal = anyLocal || s.local != nil
 			continue
 		}
 		if r.Stride-r.Length <= worthFetching {
@@ -143,8 +143,8 @@ func (p *prefetcher) advise(ctx context.Context, a announcement) {
 		if ctx.Err() != nil {
 			return
 		}
-		origin, ok := backed(r.Object)
-		if !ok {
+		origin := storageOf(r.Object).local
+		if origin == nil {
 			continue
 		}
 		began := time.Now()

@@ -18,10 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/internal/mounts/mountpoint"
 )
-
-// socketName is the socket in ControlName. It appears once the daemon has bound it.
-const socketName = "control"
 
 // Ready is closed once Serve has made the control socket, or has logged why it cannot. Readers need not wait for it.
 func (m *Mount) Ready() <-chan struct{} { return m.control.settled }
@@ -58,7 +56,7 @@ func (m *Mount) serveControl(ctx context.Context) {
 
 // listenForReaders makes the control socket, or takes that of the daemon before: it cannot be made again in the sealed superblock.
 func (m *Mount) listenForReaders(ctx context.Context) (device string, err error) {
-	info, err := mountAt(m.point)
+	info, err := mountpoint.At(m.point)
 	if err != nil || info == nil {
 		return "", errors.Join(errors.New("the mount is not in the mount table"), err)
 	}
@@ -68,7 +66,7 @@ func (m *Mount) listenForReaders(ctx context.Context) (device string, err error)
 		if f == nil {
 			return "", errors.New("the daemon before had none")
 		}
-		_ = unix.Listen(int(f.Fd()), backlog) // from now on the kernel names this process to its peers: see DaemonOf
+		_ = unix.Listen(int(f.Fd()), backlog) // from now on the kernel names this process to its peers: see mountpoint.DaemonOf
 		listener, err = net.FileListener(f)
 		_ = f.Close() // the listener has its own
 	} else {
@@ -118,7 +116,7 @@ func (m *Mount) bindControl(ctx context.Context) (net.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	socket := os.NewFile(uintptr(fd), socketName)
+	socket := os.NewFile(uintptr(fd), mountpoint.SocketName)
 	defer func() { _ = socket.Close() }() // the listener has its own
 	m.control.binding.Store(true)
 	if os.Geteuid() == 0 {
@@ -132,7 +130,7 @@ func (m *Mount) bindControl(ctx context.Context) (net.Listener, error) {
 	}
 	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PASSRIGHTS, 0) // kernels before Linux 6.16 do not know it: see endTime
 	if err := unix.Listen(fd, backlog); err != nil {
-		return nil, fmt.Errorf("listen on %s: %w", socketName, err)
+		return nil, fmt.Errorf("listen on %s: %w", mountpoint.SocketName, err)
 	}
 	return net.FileListener(socket)
 }
@@ -162,8 +160,8 @@ func bindIn(at int, path string, fd int) error {
 		return fmt.Errorf("open %s: %w", path, err)
 	}
 	defer func() { _ = unix.Close(dir) }() // the socket keeps what it needs
-	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: fmt.Sprintf("/proc/self/fd/%d/%s", dir, socketName)}); err != nil {
-		return fmt.Errorf("bind %s: %w", socketName, err)
+	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: fmt.Sprintf("/proc/self/fd/%d/%s", dir, mountpoint.SocketName)}); err != nil {
+		return fmt.Errorf("bind %s: %w", mountpoint.SocketName, err)
 	}
 	return nil
 }
@@ -212,12 +210,14 @@ func (m *Mount) runHelper(ctx context.Context, point string, attr *syscall.SysPr
 const HelperFD = 3
 
 // Bind is the work of that command: it binds the socket in the mount that it sees at point.
-func Bind(point string) error { return bindIn(unix.AT_FDCWD, point+"/"+ControlName, HelperFD) }
+func Bind(point string) error {
+	return bindIn(unix.AT_FDCWD, point+"/"+mountpoint.ControlName, HelperFD)
+}
 
 // Mknod makes the control socket when this process binds it, and nothing else, ever.
 func (m *Mount) Mknod(cancel <-chan struct{}, in *fuse.MknodIn, name string, out *fuse.EntryOut) fuse.Status {
 	parent := m.tree.get(number(in.NodeId))
-	if parent == nil || parent.dir == nil || name != socketName || in.Mode&syscall.S_IFMT != syscall.S_IFSOCK || int(in.Uid) != os.Geteuid() {
+	if parent == nil || parent.dir == nil || name != mountpoint.SocketName || in.Mode&syscall.S_IFMT != syscall.S_IFSOCK || int(in.Uid) != os.Geteuid() {
 		return erofs
 	}
 	n, i := m.tree.find(parent.dir, name)

@@ -12,8 +12,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/hbmfs/hbmfs/cache/store"
 	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/internal/observe/status"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -23,6 +23,10 @@ type localBytes struct{ layout.Origin }
 func (localBytes) OpenObject(context.Context, *layout.Object) (int, error) {
 	return -1, errors.New("not in this test")
 }
+func (localBytes) OpenForOthers(*layout.Object) (int, error) {
+	return -1, errors.New("not in this test")
+}
+func (localBytes) StillGrants(*layout.Object, int) error { return nil }
 func (localBytes) Borrow(context.Context, *layout.Object) (int, func(), error) {
 	return -1, nil, errors.New("not in this test")
 }
@@ -269,8 +273,8 @@ type planned struct {
 	runs map[any][]layout.Run
 }
 
-func (*planned) Stats() store.Stats { return store.Stats{} }
-func (p *planned) EndPlan(r any)    { delete(p.runs, r) }
+func (*planned) Stats() status.Cache { return status.Cache{} }
+func (p *planned) EndPlan(r any)     { delete(p.runs, r) }
 
 func (p *planned) Planned(each func(any, []layout.Run)) {
 	for r, runs := range p.runs {

@@ -19,15 +19,6 @@ type recorder interface {
 	Limit() int64 // bytes
 }
 
-// bringer is the origin of objects whose bytes a cache brings.
-type bringer interface {
-	segmented
-	// Touched notes that a reader reads [off, off+n) of o.
-	Touched(o *layout.Object, off, n int64)
-	// Here gives how many bytes of [off, off+n) are on this machine, and of these those that a crash would take still.
-	Here(o *layout.Object, off, n int64) (here, settling int64)
-}
-
 // touched has the cache note what a reader reads of a file.
 func (m *Mount) touched(body *layout.Body, off, n int64) {
 	if m.opt.Remote.Cache == nil {
@@ -38,7 +29,7 @@ func (m *Mount) touched(body *layout.Body, off, n int64) {
 		if last.Object == nil {
 			return
 		}
-		if origin, ok := last.Object.Origin.(bringer); ok {
+		if origin := storageOf(last.Object).segmented; origin != nil {
 			origin.Touched(last.Object, last.Offset, last.Length)
 		}
 	}
@@ -179,9 +170,8 @@ func (s *session) bring(ctx context.Context, payload []byte, a *answer) error {
 	for i, want := range q.Objects {
 		o, errno := s.objectAt(ctx, want.Name)
 		if errno == 0 {
-			_, keeps := o.Origin.(bringer)
 			switch {
-			case !keeps:
+			case storageOf(o).segmented == nil:
 				errno = syscall.EOPNOTSUPP
 			case o.Version != want.Version || o.Size != want.Size:
 				errno = syscall.ESTALE
@@ -195,7 +185,7 @@ func (s *session) bring(ctx context.Context, payload []byte, a *answer) error {
 			continue
 		}
 		o := objects[t.Object]
-		here, settling := o.Origin.(bringer).Here(o, t.Offset, t.Length) // as was looked
+		here, settling := storageOf(o).segmented.Here(o, t.Offset, t.Length) // as was looked
 		said.Bytes, said.Here, said.Settling = said.Bytes+t.Length, said.Here+here, said.Settling+settling
 		if here < t.Length {
 			runs = append(runs, layout.Run{Object: o, Offset: t.Offset, Length: t.Length, Stride: t.Length, Count: 1})

@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
+
+	"github.com/hbmfs/hbmfs/internal/mounts/mountpoint"
 )
 
 // A frozen mount keeps its files as they were when it was mounted. At the first open it tells the kernel, for good, to open files
@@ -21,7 +23,7 @@ func (m *Mount) judgeFrozen() {
 	if !m.opt.Frozen {
 		return
 	}
-	info, err := mountAt(m.point)
+	info, err := mountpoint.At(m.point)
 	if err == nil && info != nil && slices.Contains(strings.Split(info.VFSOptions, ","), "ro") {
 		return
 	}

@@ -73,7 +73,7 @@ func (m *Mount) keepBooks() {
 	m.backing.booked = func(id int32) { m.handles.head.lastBacking.Store(int64(id)) }
 	m.control.objects.record = func(id uint64, o *layout.Object) {
 		m.handles.head.lastObject.Store(int64(id))
-		if _, evictable := o.Origin.(pinner); evictable { // another segment has another number
+		if storageOf(o).segment != nil { // another segment has another number
 			return
 		}
 		if err := m.journal.Append(recordObject, append(binary.LittleEndian.AppendUint64(nil, id), o.Name...)); err != nil {

@@ -10,6 +10,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 
 	"github.com/hbmfs/hbmfs/cache"
+	"github.com/hbmfs/hbmfs/internal/mounts/mountpoint"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -55,13 +56,13 @@ func FuzzListing(f *testing.F) {
 			t.Errorf("of %d objects %d are shown and %d are problems", given, len(l.Objects), leftOut)
 		}
 		m := &Mount{listing: l, control: newChannel()}
-		m.tree = newTree(m.root, sourceEntries(l, ControlName, m.adopt))
+		m.tree = newTree(m.root, sourceEntries(l, mountpoint.ControlName, m.adopt))
 		sum := int64(0)
 		for _, o := range l.Objects {
 			if sum += o.Size; o.Size < 0 || sum < 0 {
 				t.Fatalf("%q has %d bytes, all have %d", o.Name, o.Size, sum)
 			}
-			if o.Name != ControlName && !strings.HasPrefix(o.Name, ControlName+"/") {
+			if o.Name != mountpoint.ControlName && !strings.HasPrefix(o.Name, mountpoint.ControlName+"/") {
 				checkNode(t, m, o)
 			}
 		}

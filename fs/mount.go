@@ -17,18 +17,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/cache"
-	"github.com/hbmfs/hbmfs/cache/fetch"
-	"github.com/hbmfs/hbmfs/cache/store"
 	"github.com/hbmfs/hbmfs/internal/mounts/handover"
+	"github.com/hbmfs/hbmfs/internal/mounts/mountpoint"
+	"github.com/hbmfs/hbmfs/internal/observe/status"
 	"github.com/hbmfs/hbmfs/internal/observe/trace"
 	"github.com/hbmfs/hbmfs/internal/volume/drafts"
 	"github.com/hbmfs/hbmfs/internal/volume/kv"
 	"github.com/hbmfs/hbmfs/layout"
 )
-
-// ControlName is the directory in the root of every mount that holds status, metrics and views. No listing shows it
-// unless Options.ShowViews is set, so that a loader that searches recursively does not read the data twice.
-const ControlName = ".hbmfs"
 
 // Options are the options of a mount.
 type Options struct {
@@ -64,13 +60,13 @@ type Options struct {
 
 // Remote is the origin and the cache of a source that does not lie in local files. Either may be nil.
 type Remote struct {
-	Origin func() fetch.Stats
+	Origin func() status.Origin
 	Cache  Cache
 }
 
 // Cache keeps the segments of one origin or of several, such as the source and its decoder.
 type Cache interface {
-	Stats() store.Stats
+	Stats() status.Cache
 	// Plan adds runs to the plan of a reader, any comparable value. It reports whether there was room.
 	Plan(reader any, runs []layout.Run) bool
 	// EndPlan forgets a reader's plan.
@@ -163,7 +159,7 @@ func New(ctx context.Context, point string, listing *cache.Listing, opt Options)
 
 // prepare makes all that answers need and that no kernel has a part in.
 func (m *Mount) prepare() {
-	m.tree = newTree(m.root, append(m.controlEntries(), sourceEntries(m.listing, ControlName, m.adopt)...))
+	m.tree = newTree(m.root, append(m.controlEntries(), sourceEntries(m.listing, mountpoint.ControlName, m.adopt)...))
 	m.backing.init()
 	m.texts.init()
 }
@@ -265,7 +261,7 @@ func (m *Mount) judgePassthrough() {
 
 // setReadAhead sets how far the kernel reads ahead on the filesystem at point. It needs root.
 func setReadAhead(point string, bytes int) error {
-	info, err := mountAt(point)
+	info, err := mountpoint.At(point)
 	if err != nil || info == nil {
 		return fmt.Errorf("find the mount at %s: %w", point, err)
 	}
@@ -317,7 +313,7 @@ func (m *Mount) Serve(ctx context.Context) {
 // makeViews recognizes the dataset and makes the directories of its views, so that the first look into them does not wait
 // for that. Views are built when the kernel asks for them.
 func (m *Mount) makeViews(ctx context.Context) error {
-	top, _ := m.tree.find(m.tree.get(rootNumber).dir, ControlName)
+	top, _ := m.tree.find(m.tree.get(rootNumber).dir, mountpoint.ControlName)
 	views, _ := m.tree.find(top.dir, "views")
 	defer m.viewsMade.Store(true)
 	if m.opt.Top != nil { // each branch has its own
@@ -368,22 +364,22 @@ func (m *Mount) controlEntries() []entry {
 	if m.opt.Top == nil {
 		views.dir.expand = m.allViews
 	}
-	top := make1(ControlName, dir)
+	top := make1(mountpoint.ControlName, dir)
 	if me := os.Geteuid(); me != 0 { // the kernel lets only root make a socket where the permissions do not
 		top.node.uid, top.node.perm = uint32(me), dir.perm|0o300
 	}
 	perm := m.root.perm &^ 0o111
 	return []entry{
 		top,
-		make1(ControlName+"/views", views),
-		make1(ControlName+"/status", node{kind: kindText, perm: perm, text: m.statusJSON}),
-		make1(ControlName+"/metrics", node{kind: kindText, perm: perm, text: m.metricsText}),
-		make1(ControlName+"/"+socketName, node{kind: kindSocket, perm: 0o666}), // the daemon checks tickets and paths
+		make1(mountpoint.ControlName+"/views", views),
+		make1(mountpoint.ControlName+"/status", node{kind: kindText, perm: perm, text: m.statusJSON}),
+		make1(mountpoint.ControlName+"/metrics", node{kind: kindText, perm: perm, text: m.metricsText}),
+		make1(mountpoint.ControlName+"/"+mountpoint.SocketName, node{kind: kindSocket, perm: 0o666}), // the daemon checks tickets and paths
 	}
 }
 
-// Unmount takes the mount away; Serve then returns. A mount in use gives an error that wraps ErrBusy.
-func (m *Mount) Unmount() error { return Unmount(m.point) }
+// Unmount takes the mount away; Serve then returns. A mount in use gives an error that wraps [mountpoint.ErrBusy].
+func (m *Mount) Unmount() error { return mountpoint.Unmount(m.point) }
 
 // Detach takes the mount out of the tree now; Serve returns when the last open file is closed.
-func (m *Mount) Detach() error { return Detach(m.point) }
+func (m *Mount) Detach() error { return mountpoint.Detach(m.point) }

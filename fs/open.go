@@ -11,14 +11,6 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// local is an origin whose objects are files of this machine, which the kernel can read without this process.
-type local interface {
-	// OpenObject opens o with a file description of its own, checked to be the listed version.
-	OpenObject(ctx context.Context, o *layout.Object) (fd int, err error)
-	// Borrow returns a descriptor of o, checked to be the listed version, until done is called.
-	Borrow(ctx context.Context, o *layout.Object) (fd int, done func(), err error)
-}
-
 // NOFLUSH lets the kernel close a file without a request: nothing is ever written, and close(2) must not fail for a reader
 // that outlived the daemon.
 const (
@@ -60,14 +52,14 @@ func (m *Mount) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut)
 	}
 	fd, release := -1, func() {} // of the one local file that has all bytes
 	if o != nil {
-		switch origin := o.Origin.(type) {
-		case local:
-			fd, err = origin.OpenObject(ctx, o) // even where the kernel has the file, or has refused it: a changed file must not open
+		switch s := storageOf(o); {
+		case s.local != nil:
+			fd, err = s.local.OpenObject(ctx, o) // even where the kernel has the file, or has refused it: a changed file must not open
 			if err == nil {
 				fd, err = stillGrants(in.Uid, o, fd)
 			}
-		case segmented:
-			fd, release, err = origin.OpenWhole(ctx, o)
+		case s.segmented != nil:
+			fd, release, err = s.segmented.OpenWhole(ctx, o)
 		}
 		if err != nil {
 			return m.fail(n, "open", err)

@@ -41,6 +41,10 @@ func (segmentedBytes) Lies(_ *layout.Object, off int64) (*layout.Object, int64, 
 	return nil, off, 1
 }
 func (segmentedBytes) WasRead(*layout.Object, int64, int64) {}
+func (segmentedBytes) Touched(*layout.Object, int64, int64) {}
+func (segmentedBytes) Here(*layout.Object, int64, int64) (here, settling int64) {
+	return 0, 0
+}
 func (segmentedBytes) OpenWhole(context.Context, *layout.Object) (int, func(), error) {
 	return -1, nil, nil
 }

@@ -80,21 +80,21 @@ func (m *Mount) spliced(ctx context.Context, body *layout.Body, off, size int64)
 		return nil, nil
 	}
 	from := lies
-	k, isSegmented := lies.Object.Origin.(segmented)
-	if isSegmented {
+	k := storageOf(lies.Object).segmented
+	if k != nil {
 		file, at, n := k.Lies(lies.Object, lies.Offset)
 		if file == nil || n < size {
 			return nil, nil
 		}
 		from.Object, from.Offset = file, at
 	}
-	origin, ok := from.Object.Origin.(local)
-	if !ok {
+	origin := storageOf(from.Object).local
+	if origin == nil {
 		return nil, nil
 	}
 	fd, done, err := origin.Borrow(ctx, from.Object)
 	if err != nil {
-		if isSegmented { // evicted just now
+		if k != nil { // evicted just now
 			return nil, nil
 		}
 		return nil, err
@@ -112,7 +112,7 @@ func (m *Mount) spliced(ctx context.Context, body *layout.Body, off, size int64)
 		}
 		n += int64(k)
 	}
-	if isSegmented {
+	if k != nil {
 		k.WasRead(lies.Object, lies.Offset, size)
 	}
 	return &piped{&m.pipes, pipe, int(size)}, nil

@@ -17,7 +17,7 @@ func (m *Mount) Lseek(cancel <-chan struct{}, in *fuse.LseekIn, out *fuse.LseekO
 		return status
 	}
 	if n.kind == kindObject {
-		if origin, ok := n.object.Origin.(local); ok {
+		if origin := storageOf(n.object).local; origin != nil {
 			fd, err := origin.OpenObject(ctx, n.object)
 			if err != nil {
 				return m.fail(n, "seek in", err)

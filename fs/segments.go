@@ -1,33 +1,14 @@
 package fs
 
 import (
-	"context"
 	"iter"
 
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// segmented is an origin whose objects lie in segments: local files that a cache fetches, evicts and fetches again.
-type segmented interface {
-	// Lies returns the segment that has the byte at off of o, the byte's place in it, and how many bytes lie there from it
-	// on. Where the byte is not local, file is nil, and n counts the bytes that are not local either.
-	Lies(o *layout.Object, off int64) (file *layout.Object, at, n int64)
-	// WasRead tells the origin of bytes that were read from a segment directly.
-	WasRead(o *layout.Object, off, n int64)
-	// OpenWhole opens the one segment that has all of o, and pins it until release. fd is -1 where there is none. It may
-	// wait until there is one.
-	OpenWhole(ctx context.Context, o *layout.Object) (fd int, release func(), err error)
-}
-
-// pinner is the origin of segments.
-type pinner interface {
-	// Hold keeps a segment from eviction until release.
-	Hold(file *layout.Object) (release func())
-}
-
 // pin keeps the file of an object from eviction until unpin, where the object is a segment.
 func pin(o *layout.Object) (unpin func()) {
-	if origin, ok := o.Origin.(pinner); ok {
+	if origin := storageOf(o).segment; origin != nil {
 		return origin.Hold(o)
 	}
 	return func() {}
@@ -38,9 +19,9 @@ func pin(o *layout.Object) (unpin func()) {
 func localRuns(runs iter.Seq[layout.Run]) iter.Seq[layout.Run] {
 	return func(yield func(layout.Run) bool) {
 		for r := range runs {
-			k, ok := r.Object.Origin.(segmented)
+			k := storageOf(r.Object).segmented
 			switch {
-			case !ok:
+			case k == nil:
 				if !yield(r) {
 					return
 				}

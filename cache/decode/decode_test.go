@@ -23,6 +23,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/cache/store"
+	"github.com/hbmfs/hbmfs/internal/observe/status"
 	"github.com/hbmfs/hbmfs/layout"
 	"github.com/hbmfs/hbmfs/tests/blackbox/leaks"
 )
@@ -151,7 +152,7 @@ type wrapped struct {
 	*Origin
 	objects map[string]*layout.Object
 	listing *cache.Listing
-	stats   func() store.Stats
+	stats   func() status.Cache
 }
 
 func wrap(t testing.TB, f *files, kept bool, segment int64) *wrapped {

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/hbmfs/hbmfs/cache"
+	"github.com/hbmfs/hbmfs/internal/observe/status"
 	"github.com/hbmfs/hbmfs/layout"
 	"github.com/hbmfs/hbmfs/tests/blackbox/leaks"
 )
@@ -347,7 +348,7 @@ func TestLatencyBuckets(t *testing.T) {
 	for _, d := range []time.Duration{0, time.Millisecond, time.Millisecond + 1, 9 * time.Second, time.Hour} {
 		h.observe(d)
 	}
-	want := map[int]int64{0: 2, 1: 1, latencyBuckets: 2}
+	want := map[int]int64{0: 2, 1: 1, status.LatencyBuckets: 2}
 	for i := range h.counts {
 		if got := h.counts[i].Load(); got != want[i] {
 			t.Errorf("bucket %d has %d, want %d", i, got, want[i])

@@ -6,34 +6,9 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/hbmfs/hbmfs/internal/observe/status"
 )
-
-// Stats are totals since New.
-type Stats struct {
-	Requests int64 `json:"requests"` // retries and hedges among them
-	Bytes    int64 `json:"bytes"`    // handed on
-	Retries  int64 `json:"retries"`  // attempts after one that failed
-	Stalls   int64 `json:"stalls"`   // attempts that were ended because nothing came, or too little
-	Short    int64 `json:"short"`    // bodies that ended early
-	Hedges   int64 `json:"hedges"`   // second requests for slow first ones
-	Failed   int64 `json:"failed"`   // ranges that were given up
-	// Latency counts requests by the time to the answer: bucket i holds those of up to Bounds()[i], the last all others.
-	Latency []int64       `json:"latency"`
-	Waited  time.Duration `json:"waited_ns"` // the sum of these times
-
-	Endpoints []Endpoint `json:"endpoints,omitempty"` // of a source that is read through caches, and last the source itself
-}
-
-// Endpoint is what came from one of several servers that give the same objects.
-type Endpoint struct {
-	Name     string `json:"name"`
-	Requests int64  `json:"requests"`
-	Bytes    int64  `json:"bytes"`
-	Failed   int64  `json:"failed"` // requests that it did not answer, or not in time, or not to the end
-	Late     int64  `json:"late"`   // requests that another one answered, since it took far longer than it does as a rule
-	Wrong    int64  `json:"wrong"`  // answers of another version, length or range, of which no byte was taken
-	Out      string `json:"out"`    // why it is passed over now, "" while it is not
-}
 
 type counters struct {
 	requests, bytes, retries, stalls, short, hedged, failed atomic.Int64
@@ -51,9 +26,9 @@ func (c *counters) retried(err error) {
 }
 
 // Stats gives the totals so far.
-func (c *Client) Stats() Stats {
+func (c *Client) Stats() status.Origin {
 	s := &c.stats
-	out := Stats{
+	out := status.Origin{
 		Requests: s.requests.Load(), Bytes: s.bytes.Load(), Retries: s.retries.Load(), Stalls: s.stalls.Load(),
 		Short: s.short.Load(), Hedges: s.hedged.Load(), Failed: s.failed.Load(), Waited: time.Duration(s.latency.sum.Load()),
 	}
@@ -63,25 +38,14 @@ func (c *Client) Stats() Stats {
 	return out
 }
 
-const latencyBuckets = 14
-
-// Bounds are the upper ends of Stats.Latency's buckets: 1 ms, doubling.
-func Bounds() []time.Duration {
-	out := make([]time.Duration, latencyBuckets)
-	for i := range out {
-		out[i] = time.Millisecond << i
-	}
-	return out
-}
-
 type histogram struct {
-	counts [latencyBuckets + 1]atomic.Int64
+	counts [status.LatencyBuckets + 1]atomic.Int64
 	sum    atomic.Int64
 }
 
 func (h *histogram) observe(d time.Duration) {
 	i := 0
-	for i < latencyBuckets && d > time.Millisecond<<i {
+	for i < status.LatencyBuckets && d > time.Millisecond<<i {
 		i++
 	}
 	h.counts[i].Add(1)

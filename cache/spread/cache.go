@@ -11,6 +11,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/cache/fetch"
+	"github.com/hbmfs/hbmfs/internal/observe/status"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -36,7 +37,7 @@ type server struct {
 
 	mu     sync.Mutex // guards what follows
 	came   bool       // an answer, ever
-	stats  fetch.Endpoint
+	stats  status.Endpoint
 	out    time.Time // until when it is passed over
 	failed int       // times in a row, late ones among them
 	other  map[string]bool
@@ -66,7 +67,7 @@ func (s *server) get(ctx context.Context, o *layout.Object, off, n int64) (*fetc
 	if limit == 0 {
 		timer.Stop()
 	}
-	s.count(func(e *fetch.Endpoint) { e.Requests++ })
+	s.count(func(e *status.Endpoint) { e.Requests++ })
 	began := time.Now()
 	a, err := s.getter.Get(ctx, o, off, n)
 	late := !timer.Stop() && limit > 0
@@ -143,7 +144,7 @@ type body struct {
 
 func (b *body) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
-	b.of.count(func(e *fetch.Endpoint) { e.Bytes += int64(n) })
+	b.of.count(func(e *status.Endpoint) { e.Bytes += int64(n) })
 	return n, err
 }
 
@@ -152,7 +153,7 @@ func (b *body) Close() error {
 	return b.ReadCloser.Close()
 }
 
-func (s *server) count(add func(*fetch.Endpoint)) {
+func (s *server) count(add func(*status.Endpoint)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	add(&s.stats)
@@ -197,7 +198,7 @@ func (s *server) lack(object string) {
 }
 
 // said is what the status shows of the server.
-func (s *server) said() fetch.Endpoint {
+func (s *server) said() status.Endpoint {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e := s.stats

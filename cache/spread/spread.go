@@ -15,6 +15,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/cache/fetch"
+	"github.com/hbmfs/hbmfs/internal/observe/status"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -138,7 +139,7 @@ func (o *Origin) Notes() (notes []string) {
 }
 
 // Stats are those of all requests, and of each server.
-func (o *Origin) Stats() fetch.Stats {
+func (o *Origin) Stats() status.Origin {
 	stats := o.Client.Stats()
 	for _, s := range append(slices.Clone(o.caches), o.origin) {
 		stats.Endpoints = append(stats.Endpoints, s.said())

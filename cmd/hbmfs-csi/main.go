@@ -13,11 +13,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hbmfs/hbmfs/internal/csi/mounts"
-	"github.com/hbmfs/hbmfs/internal/text/release"
+	"github.com/hbmfs/hbmfs/internal/text/cli"
 )
 
 // version is that of the whole release.
-var version = release.Version()
+var version = cli.Version()
 
 func main() {
 	os.Exit(run(context.Background(), os.Args[1:], os.Stdout, os.Stderr))

@@ -8,8 +8,8 @@ import (
 
 	"github.com/hbmfs/hbmfs/cufile"
 	"github.com/hbmfs/hbmfs/internal/commands/bench"
+	"github.com/hbmfs/hbmfs/internal/text/cli"
 	"github.com/hbmfs/hbmfs/internal/text/size"
-	"github.com/hbmfs/hbmfs/internal/text/usage"
 )
 
 // benchCommand is hbmfs bench.
@@ -72,7 +72,7 @@ turns. CPU s/GB is what this process used, the kernel's work for it included.`,
 func (c *benchCommand) run(ctx context.Context, paths []string) error {
 	c.measure.File = paths[0]
 	if err := c.settle(); err != nil {
-		return usage.Error{Err: err}
+		return cli.Mistake{Err: err}
 	}
 	result, err := c.measure.Measure(ctx)
 	if err != nil {

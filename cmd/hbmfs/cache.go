@@ -10,9 +10,8 @@ import (
 
 	"github.com/hbmfs/hbmfs/cache/store"
 	"github.com/hbmfs/hbmfs/internal/commands/cachedir"
-	"github.com/hbmfs/hbmfs/internal/commands/top"
+	"github.com/hbmfs/hbmfs/internal/text/cli"
 	"github.com/hbmfs/hbmfs/internal/text/size"
-	"github.com/hbmfs/hbmfs/internal/text/usage"
 )
 
 // cacheCommand is one of the commands below hbmfs cache. Mounts may use the directory meanwhile.
@@ -82,7 +81,7 @@ func (c *cacheCommand) printObjects(all []store.Segment) {
 		if first.Size > 0 {
 			part = 100 * float64(bytes) / float64(first.Size)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%d\t%s\t%s\t%.0f%%\n", top.Printable(first.Source), top.Printable(first.Object), n, size.Decimal(bytes), size.Decimal(first.Size), part)
+		fmt.Fprintf(t, "%s\t%s\t%d\t%s\t%s\t%.0f%%\n", cli.Printable(first.Source), cli.Printable(first.Object), n, size.Decimal(bytes), size.Decimal(first.Size), part)
 	}
 }
 
@@ -122,7 +121,7 @@ func (c *cacheCommand) printTotals(t *cachedir.Totals) {
 	table := c.table("SOURCE\tOBJECTS\tSEGMENTS\tCACHED")
 	defer table.Flush()
 	for _, s := range t.Sources {
-		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", top.Printable(s.Source), size.Grouped(int64(s.Objects)), size.Grouped(int64(s.Segments)), size.Decimal(s.Bytes))
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\n", cli.Printable(s.Source), size.Grouped(int64(s.Objects)), size.Grouped(int64(s.Segments)), size.Decimal(s.Bytes))
 	}
 }
 
@@ -151,7 +150,7 @@ func (c *cacheCommand) printVerification(v *cachedir.Verification) {
 	for _, g := range v.Damaged {
 		what := "unknown object"
 		if g.Object != "" {
-			what = top.Printable(fmt.Sprintf("%s of %s from byte %d on", g.Object, g.Source, g.Offset))
+			what = cli.Printable(fmt.Sprintf("%s of %s from byte %d on", g.Object, g.Source, g.Offset))
 		}
 		fmt.Fprintf(c.stdout, "  %s (%s): %s\n", g.File, what, g.Damage)
 	}
@@ -179,7 +178,7 @@ In a pattern * stands for any characters, / among them, and ? for one. Where bot
 	f.BoolVar(&which.All, "all", false, "everything, damaged segments too")
 	cmd.PreRunE = func(*cobra.Command, []string) error {
 		if which.All == (which.Source != "" || which.Object != "") {
-			return usage.Errorf("name the segments to remove: --source, --object or both, or --all")
+			return cli.Mistakef("name the segments to remove: --source, --object or both, or --all")
 		}
 		return nil
 	}

@@ -16,7 +16,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/commands/deepspeed"
 	"github.com/hbmfs/hbmfs/internal/commands/where"
 	"github.com/hbmfs/hbmfs/internal/mounts/onmount"
-	"github.com/hbmfs/hbmfs/internal/text/usage"
+	"github.com/hbmfs/hbmfs/internal/text/cli"
 )
 
 // machineFlags say which machine is looked at: this one, a recording, or a copy.
@@ -49,7 +49,7 @@ func (m *machineFlags) judge(of *check.Machine) *check.Report {
 // checkGPU refuses what is no number of a GPU.
 func (m *machineFlags) checkGPU() error {
 	if m.gpu < 0 {
-		return usage.Errorf("--gpu must be 0 or more, not %d", m.gpu)
+		return cli.Mistakef("--gpu must be 0 or more, not %d", m.gpu)
 	}
 	return nil
 }
@@ -133,12 +133,12 @@ func newCheckCommand() *cobra.Command {
 func (c *checkCommand) run(ctx context.Context) error {
 	if c.deepspeed != "" {
 		if c.path != "" || c.require != "" || c.root != "" || c.record != "" {
-			return usage.Errorf("--deepspeed checks a file alone: leave PATH, --require, --root and --record out")
+			return cli.Mistakef("--deepspeed checks a file alone: leave PATH, --require, --root and --record out")
 		}
 		return c.lintDeepSpeed()
 	}
 	if c.require == check.Direct && c.path == "" && c.root == "" {
-		return usage.Errorf("--require direct needs a PATH: it is proven file by file")
+		return cli.Mistakef("--require direct needs a PATH: it is proven file by file")
 	}
 	if err := c.checkGPU(); err != nil {
 		return err

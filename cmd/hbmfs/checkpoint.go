@@ -10,12 +10,10 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"github.com/hbmfs/hbmfs/fs"
-	"github.com/hbmfs/hbmfs/internal/commands/top"
-	"github.com/hbmfs/hbmfs/internal/daemon/dataset"
+	"github.com/hbmfs/hbmfs/internal/mounts/mountpoint"
+	"github.com/hbmfs/hbmfs/internal/text/cli"
 	"github.com/hbmfs/hbmfs/internal/text/progress"
 	"github.com/hbmfs/hbmfs/internal/text/size"
-	"github.com/hbmfs/hbmfs/internal/text/usage"
 	"github.com/hbmfs/hbmfs/internal/volume/checkpoint"
 	"github.com/hbmfs/hbmfs/internal/volume/drain"
 )
@@ -60,9 +58,9 @@ PART is counted from 1, where nodes keep parts of a checkpoint on disks of their
 	}, exactArgs(1), func(ctx context.Context, paths []string) error {
 		list := func() ([]checkpoint.Entry, error) { return checkpoint.List(paths[0]) }
 		if patience <= 0 {
-			return usage.Errorf("--patience %v: want a time such as 30s", patience)
+			return cli.Mistakef("--patience %v: want a time such as 30s", patience)
 		}
-		if dataset.IsRemote(paths[0]) {
+		if cli.IsRemote(paths[0]) {
 			list = func() ([]checkpoint.Entry, error) { return drain.List(ctx, paths[0], patience) }
 		}
 		all, err := list()
@@ -74,10 +72,10 @@ PART is counted from 1, where nodes keep parts of a checkpoint on disks of their
 			defer t.Flush()
 			for _, e := range all {
 				if e.State != checkpoint.Complete {
-					fmt.Fprintf(t, "%s\t%s\t\t\t\t%s\n", top.Printable(e.Name), e.State, top.Printable(e.Why))
+					fmt.Fprintf(t, "%s\t%s\t\t\t\t%s\n", cli.Printable(e.Name), e.State, cli.Printable(e.Why))
 					continue
 				}
-				fmt.Fprintf(t, "%s\t%s\t%d/%d\t%s\t%s\t%s\n", top.Printable(e.Name), e.State, e.Index+1, e.Of, size.Grouped(int64(e.Files)), size.Decimal(e.Size), e.Created.Local().Format(time.DateTime))
+				fmt.Fprintf(t, "%s\t%s\t%d/%d\t%s\t%s\t%s\n", cli.Printable(e.Name), e.State, e.Index+1, e.Of, size.Grouped(int64(e.Files)), size.Decimal(e.Size), e.Created.Local().Format(time.DateTime))
 			}
 		})
 	})
@@ -121,7 +119,7 @@ func (c *checkpointCommand) verify(ctx context.Context, paths []string, threads 
 func (c *checkpointCommand) printReport(r *checkpoint.Report) {
 	fmt.Fprintf(c.stdout, "%s: %s files, of which %s are right, read at %s, %d damaged\n", r.Path, size.Grouped(int64(r.Files)), size.Decimal(r.Bytes), perSecond(r.Bytes, r.Seconds), r.Damaged)
 	for i := range r.Damage {
-		fmt.Fprintf(c.stdout, "  %s\n", top.Printable(r.Damage[i].String()))
+		fmt.Fprintf(c.stdout, "  %s\n", cli.Printable(r.Damage[i].String()))
 	}
 	if more := r.Damaged - len(r.Damage); more > 0 {
 		fmt.Fprintf(c.stdout, "  and %d more\n", more)
@@ -149,7 +147,7 @@ it does as rmdir.`,
 
 // removeCheckpoint removes a checkpoint of a directory, or of a checkpoint volume: its daemon removes it as a whole, and nobody else can.
 func removeCheckpoint(ctx context.Context, path string) error {
-	place, err := fs.Locate(path)
+	place, err := mountpoint.Locate(path)
 	if err != nil {
 		return err
 	}

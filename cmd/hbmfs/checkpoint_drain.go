@@ -10,9 +10,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hbmfs/hbmfs/internal/observe/status"
+	"github.com/hbmfs/hbmfs/internal/text/cli"
 	"github.com/hbmfs/hbmfs/internal/text/progress"
 	"github.com/hbmfs/hbmfs/internal/text/size"
-	"github.com/hbmfs/hbmfs/internal/text/usage"
 	"github.com/hbmfs/hbmfs/internal/volume/drain"
 )
 
@@ -135,7 +135,7 @@ func (c *drainCommand) run(ctx context.Context) error {
 	}
 	d, err := drain.New(c.directory, c.destination, c.opt)
 	if err != nil {
-		return usage.Error{Err: err}
+		return cli.Mistake{Err: err}
 	}
 	if c.watch {
 		d.Run(ctx)

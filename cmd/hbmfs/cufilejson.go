@@ -12,7 +12,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/internal/commands/check"
 	"github.com/hbmfs/hbmfs/internal/commands/cufilejson"
-	"github.com/hbmfs/hbmfs/internal/text/usage"
+	"github.com/hbmfs/hbmfs/internal/text/cli"
 )
 
 // cufileJSONCommand is hbmfs cufile-json.
@@ -80,9 +80,9 @@ func (c *cufileJSONCommand) run(ctx context.Context) error {
 	}
 	switch {
 	case c.lint == "" && (c.fixed || c.asJSON || c.require != ""):
-		return usage.Errorf("--fixed, --json and --require go with --lint FILE")
+		return cli.Mistakef("--fixed, --json and --require go with --lint FILE")
 	case c.fixed && c.asJSON:
-		return usage.Errorf("--fixed and --json both want stdout; give one")
+		return cli.Mistakef("--fixed and --json both want stdout; give one")
 	}
 	if c.lint != "" {
 		return c.runLint(ctx)

@@ -11,8 +11,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hbmfs/hbmfs/control"
-	"github.com/hbmfs/hbmfs/internal/commands/top"
 	"github.com/hbmfs/hbmfs/internal/commands/where"
+	"github.com/hbmfs/hbmfs/internal/text/cli"
 	"github.com/hbmfs/hbmfs/internal/text/size"
 )
 
@@ -91,11 +91,11 @@ func (c *extentsCommand) printTable(file string, info control.FileInfo, extents 
 	for _, e := range extents {
 		pieces += e.Count
 	}
-	fmt.Fprintf(c.stdout, "%s: %s, %s pieces in %s extents, alignment %d\n\n", top.Printable(file), size.Decimal(info.Size), size.Grouped(pieces), size.Grouped(int64(len(extents))), info.Alignment)
+	fmt.Fprintf(c.stdout, "%s: %s, %s pieces in %s extents, alignment %d\n\n", cli.Printable(file), size.Decimal(info.Size), size.Grouped(pieces), size.Grouped(int64(len(extents))), info.Alignment)
 	t := c.table("LOGICAL\tLENGTH\tCOUNT\tOFFSET\tSTRIDE\tPATH")
 	defer t.Flush()
 	for _, e := range extents {
-		path, offset, stride := top.Printable(e.Name), size.Grouped(e.Offset), "-"
+		path, offset, stride := cli.Printable(e.Name), size.Grouped(e.Offset), "-"
 		switch {
 		case e.Flags&control.ExtentPending != 0:
 			path, offset = "(not on this machine yet)", "-"

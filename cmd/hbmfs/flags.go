@@ -10,15 +10,14 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/hbmfs/hbmfs/internal/commands/top"
-	"github.com/hbmfs/hbmfs/internal/text/suggest"
-	"github.com/hbmfs/hbmfs/internal/text/usage"
+	"github.com/hbmfs/hbmfs/internal/text/cli"
 )
 
 // noneEmpty refuses an argument without a character. It mostly is a variable that is not set.
 // As a path it would be the working directory.
 func noneEmpty(cmd *cobra.Command, args []string) error {
 	if i := slices.Index(args, ""); i >= 0 && !cmd.Hidden { // the shell completes empty words
-		return usage.Errorf("argument %d is empty: is a variable not set? usage: %s", i+1, strings.ReplaceAll(cmd.UseLine(), "\n  ", "; or: "))
+		return cli.Mistakef("argument %d is empty: is a variable not set? usage: %s", i+1, strings.ReplaceAll(cmd.UseLine(), "\n  ", "; or: "))
 	}
 	return nil
 }
@@ -27,7 +26,7 @@ func noneEmpty(cmd *cobra.Command, args []string) error {
 func exactArgs(n int) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) != n {
-			return usage.Errorf("it takes %d arguments, not %d: usage: %s", n, len(args), cmd.UseLine())
+			return cli.Mistakef("it takes %d arguments, not %d: usage: %s", n, len(args), cmd.UseLine())
 		}
 		return nil
 	}
@@ -37,7 +36,7 @@ func exactArgs(n int) cobra.PositionalArgs {
 func someArgs(things string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) == 0 {
-			return usage.Errorf("name the %s: usage: %s", things, cmd.UseLine())
+			return cli.Mistakef("name the %s: usage: %s", things, cmd.UseLine())
 		}
 		return nil
 	}
@@ -47,7 +46,7 @@ func someArgs(things string) cobra.PositionalArgs {
 func atMostOne(thing string) cobra.PositionalArgs {
 	return func(_ *cobra.Command, args []string) error {
 		if len(args) > 1 {
-			return usage.Errorf("at most 1 argument, %s, not %d", thing, len(args))
+			return cli.Mistakef("at most 1 argument, %s, not %d", thing, len(args))
 		}
 		return nil
 	}
@@ -85,7 +84,7 @@ func (c choice) Set(text string) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("%q is none of %s%s", text, strings.Join(c.words, ", "), suggest.Did(text, "", c.words))
+	return fmt.Errorf("%q is none of %s%s", text, strings.Join(c.words, ", "), cli.Suggest(text, "", c.words))
 }
 
 // addChoice adds a flag that takes one of words, which a shell completes.
@@ -107,7 +106,7 @@ func flagError(cmd *cobra.Command, err error) error {
 	switch {
 	case errors.As(err, &unknown) && unknown.GetSpecifiedShortnames() == "":
 		name := unknown.GetSpecifiedName()
-		said := suggest.Did(name, "--", flagNames(cmd.Flags()))
+		said := cli.Suggest(name, "--", flagNames(cmd.Flags()))
 		if said == "" {
 			said = fmt.Sprintf(": %s --help lists the flags", cmd.CommandPath())
 		}
@@ -115,7 +114,7 @@ func flagError(cmd *cobra.Command, err error) error {
 	case errors.As(err, &wrong):
 		err = fmt.Errorf("--%s: %w", wrong.GetFlag().Name, wrongValue(wrong.GetFlag(), wrong.GetValue(), wrong.Unwrap()))
 	}
-	return usage.Error{Err: err}
+	return cli.Mistake{Err: err}
 }
 
 // wrongValue is err. For a flag of one of Go's own types it names the values that the flag takes.
@@ -152,11 +151,11 @@ func addCommands(cmd *cobra.Command, below ...*cobra.Command) {
 				names = append(append(names, c.Name()), c.Aliases...)
 			}
 		}
-		said := suggest.Did(args[0], cmd.CommandPath()+" ", names)
+		said := cli.Suggest(args[0], cmd.CommandPath()+" ", names)
 		if said == "" {
 			said = fmt.Sprintf(": %s --help lists the commands", cmd.CommandPath())
 		}
-		return usage.Errorf("unknown command %q%s", cmd.CommandPath()+" "+args[0], said)
+		return cli.Mistakef("unknown command %q%s", cmd.CommandPath()+" "+args[0], said)
 	}
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 }

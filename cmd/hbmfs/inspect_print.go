@@ -7,14 +7,14 @@ import (
 	"text/tabwriter"
 
 	"github.com/hbmfs/hbmfs/internal/commands/inspect"
-	"github.com/hbmfs/hbmfs/internal/commands/top"
+	"github.com/hbmfs/hbmfs/internal/text/cli"
 	"github.com/hbmfs/hbmfs/internal/text/size"
 )
 
 // write prints the result for people: a table of the sets, their notes and views, then the problems.
 func (c *inspectCommand) write(r *inspect.Report) {
 	w := c.stdout
-	fmt.Fprintf(w, "%s: %s files, %s", top.Printable(r.Source), size.Grouped(int64(r.Objects)), size.Decimal(r.Bytes))
+	fmt.Fprintf(w, "%s: %s files, %s", cli.Printable(r.Source), size.Grouped(int64(r.Objects)), size.Decimal(r.Bytes))
 	if r.Raw > 0 {
 		fmt.Fprintf(w, " (%s files of no recognized format, served as they are)", size.Grouped(int64(r.Raw)))
 	}
@@ -22,7 +22,7 @@ func (c *inspectCommand) write(r *inspect.Report) {
 	if len(r.Sets) > 0 {
 		t := c.table("\nSET\tFORMAT\tDTYPE\tSHARDS\tTOKENS\tDOCUMENTS\tSAMPLES\tSIZE\tALIGN")
 		for _, s := range r.Sets {
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", top.Printable(placeOf(&s)), s.Format, known(s.DType.String()), size.Grouped(int64(len(s.Shards))),
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", cli.Printable(placeOf(&s)), s.Format, known(s.DType.String()), size.Grouped(int64(len(s.Shards))),
 				size.Grouped(s.Tokens), size.Grouped(s.Documents), size.Grouped(s.Samples), size.Decimal(s.Bytes), alignment(s.Alignment))
 		}
 		t.Flush()
@@ -39,7 +39,7 @@ func (c *inspectCommand) write(r *inspect.Report) {
 	}
 	fmt.Fprintf(w, "\n%s problems:\n", size.Grouped(int64(len(r.Problems))))
 	for _, p := range r.Problems {
-		fmt.Fprintf(w, "  %s\n", top.Printable(p.String()))
+		fmt.Fprintf(w, "  %s\n", cli.Printable(p.String()))
 	}
 }
 
@@ -47,20 +47,20 @@ func printSet(w io.Writer, s *inspect.Set) {
 	if len(s.Notes) == 0 && len(s.Views) == 0 {
 		return
 	}
-	fmt.Fprintf(w, "\n%s (%s)\n", top.Printable(placeOf(s)), s.Format)
+	fmt.Fprintf(w, "\n%s (%s)\n", cli.Printable(placeOf(s)), s.Format)
 	for _, note := range s.Notes {
-		fmt.Fprintf(w, "  note: %s\n", top.Printable(note))
+		fmt.Fprintf(w, "  note: %s\n", cli.Printable(note))
 	}
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	defer t.Flush()
 	for _, v := range s.Views {
 		switch {
 		case v.Absent != "":
-			fmt.Fprintf(t, "  no %s\t%s\n", top.Printable(v.Path), top.Printable(v.Absent))
+			fmt.Fprintf(t, "  no %s\t%s\n", cli.Printable(v.Path), cli.Printable(v.Absent))
 		case v.Entries > 0:
-			fmt.Fprintf(t, "  view %s/\t%s in %s files\n", top.Printable(v.Path), size.Decimal(v.Size), size.Grouped(int64(v.Entries)))
+			fmt.Fprintf(t, "  view %s/\t%s in %s files\n", cli.Printable(v.Path), size.Decimal(v.Size), size.Grouped(int64(v.Entries)))
 		default:
-			fmt.Fprintf(t, "  view %s\t%s\n", top.Printable(v.Path), size.Decimal(v.Size))
+			fmt.Fprintf(t, "  view %s\t%s\n", cli.Printable(v.Path), size.Decimal(v.Size))
 		}
 	}
 }

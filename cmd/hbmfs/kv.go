@@ -10,8 +10,8 @@ import (
 
 	"github.com/hbmfs/hbmfs/internal/commands/kvadmin"
 	"github.com/hbmfs/hbmfs/internal/commands/top"
+	"github.com/hbmfs/hbmfs/internal/text/cli"
 	"github.com/hbmfs/hbmfs/internal/text/size"
-	"github.com/hbmfs/hbmfs/internal/text/usage"
 )
 
 // kvCommand is one of the commands below hbmfs kv.
@@ -143,7 +143,7 @@ It needs the right to write the namespaces. The names stay.`,
 	cmd.Flags().BoolVar(&all, "all", false, "all namespaces")
 	cmd.PreRunE = func(_ *cobra.Command, args []string) error {
 		if all == (len(args) > 1) {
-			return usage.Errorf("name the namespaces to clear, or --all")
+			return cli.Mistakef("name the namespaces to clear, or --all")
 		}
 		return nil
 	}

@@ -6,8 +6,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/hbmfs/hbmfs/internal/commands/top"
 	"github.com/hbmfs/hbmfs/internal/commands/where"
+	"github.com/hbmfs/hbmfs/internal/text/cli"
 	"github.com/hbmfs/hbmfs/internal/text/size"
 )
 
@@ -55,6 +55,6 @@ func (c *locateCommand) write(l *where.Location) {
 		if r.Count > 1 {
 			stride = size.Grouped(r.Stride)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", size.Grouped(r.Offset), size.Grouped(r.Length), size.Grouped(r.Count), at, stride, top.Printable(path))
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", size.Grouped(r.Offset), size.Grouped(r.Length), size.Grouped(r.Count), at, stride, cli.Printable(path))
 	}
 }

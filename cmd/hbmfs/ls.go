@@ -7,8 +7,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/hbmfs/hbmfs/internal/commands/top"
 	"github.com/hbmfs/hbmfs/internal/daemon/dataset"
+	"github.com/hbmfs/hbmfs/internal/text/cli"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -66,9 +66,9 @@ func (c *lsCommand) write(all sourceFiles) {
 		if !f.Modified.IsZero() {
 			modified = f.Modified.Local().Format("2006-01-02 15:04")
 		}
-		fmt.Fprintf(c.stdout, "%15d  %16s  %s\n", f.Size, modified, top.Printable(f.Name))
+		fmt.Fprintf(c.stdout, "%15d  %16s  %s\n", f.Size, modified, cli.Printable(f.Name))
 	}
 	for _, p := range all.Problems {
-		fmt.Fprintln(c.stderr, top.Printable(p.String()))
+		fmt.Fprintln(c.stderr, cli.Printable(p.String()))
 	}
 }

@@ -14,18 +14,17 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
-	"github.com/hbmfs/hbmfs/fs"
 	"github.com/hbmfs/hbmfs/internal/daemon"
 	"github.com/hbmfs/hbmfs/internal/mounts/handover"
+	"github.com/hbmfs/hbmfs/internal/mounts/mountpoint"
 	"github.com/hbmfs/hbmfs/internal/mounts/onmount"
-	"github.com/hbmfs/hbmfs/internal/text/release"
-	"github.com/hbmfs/hbmfs/internal/text/usage"
+	"github.com/hbmfs/hbmfs/internal/text/cli"
 	"github.com/hbmfs/hbmfs/internal/volume/checkpoint"
 	"github.com/hbmfs/hbmfs/internal/volume/drain"
 )
 
 // version is that of the whole release.
-var version = release.Version()
+var version = cli.Version()
 
 // Exit codes, the same for every command.
 const (
@@ -85,7 +84,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 var errProblems = errors.New("")
 
 func exitCode(err error) int {
-	var wrong usage.Error
+	var wrong cli.Mistake
 	var source daemon.SourceError
 	var ended onmount.Ended
 	switch opening := errors.As(err, &source); {
@@ -97,7 +96,7 @@ func exitCode(err error) int {
 		return exitUsage
 	case errors.Is(err, errProblems):
 		return exitProblems
-	case errors.Is(err, fs.ErrBusy), errors.Is(err, checkpoint.ErrBusy), errors.Is(err, drain.ErrBusy):
+	case errors.Is(err, mountpoint.ErrBusy), errors.Is(err, checkpoint.ErrBusy), errors.Is(err, drain.ErrBusy):
 		return exitBusy
 	case opening && errors.Is(err, os.ErrNotExist):
 		return exitMissing

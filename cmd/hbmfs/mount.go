@@ -8,8 +8,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/hbmfs/hbmfs/internal/daemon"
+	"github.com/hbmfs/hbmfs/internal/text/cli"
 	"github.com/hbmfs/hbmfs/internal/text/size"
-	"github.com/hbmfs/hbmfs/internal/text/usage"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -168,7 +168,7 @@ func (c *mountCommand) settle() (err error) {
 	}
 	umask, err := strconv.ParseUint(c.umask, 8, 16)
 	if err != nil || umask > 0o777 {
-		return usage.Errorf("umask %q is not an octal number up to 777", c.umask)
+		return cli.Mistakef("umask %q is not an octal number up to 777", c.umask)
 	}
 	opt.Umask = uint16(umask)
 	if opt.UID, err = owner("uid", c.uid); err == nil {
@@ -183,7 +183,7 @@ func owner(flag string, id int64) (*uint32, error) {
 		return nil, nil
 	}
 	if id < 0 || id > 1<<32-2 {
-		return nil, usage.Errorf("%s %d is out of range: want 0 to %d, or -1 for the source's own", flag, id, uint32(1<<32-2))
+		return nil, cli.Mistakef("%s %d is out of range: want 0 to %d, or -1 for the source's own", flag, id, uint32(1<<32-2))
 	}
 	n := uint32(id)
 	return &n, nil
@@ -200,7 +200,7 @@ func layoutOptions(format, dtype string) (opt layout.Options, err error) {
 	opt.Format = format
 	if dtype != "" {
 		if opt.DType, err = layout.ParseDType(dtype); err != nil {
-			return opt, usage.Error{Err: err}
+			return opt, cli.Mistake{Err: err}
 		}
 	}
 	return opt, nil

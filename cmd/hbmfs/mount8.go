@@ -7,8 +7,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/hbmfs/hbmfs/internal/text/suggest"
-	"github.com/hbmfs/hbmfs/internal/text/usage"
+	"github.com/hbmfs/hbmfs/internal/text/cli"
 )
 
 // mountName is the name of the command that mounts.
@@ -65,12 +64,12 @@ func (c *mountCommand) applyOptions(options string, flags *pflag.FlagSet) (kerne
 			kernel = append(kernel, name)
 		case "fsname":
 			if value == "" {
-				return nil, usage.Errorf("option -o fsname needs a value")
+				return nil, cli.Mistakef("option -o fsname needs a value")
 			}
 			c.Options.Name = value
 		default:
 			if err := setFlag(flags, name, value, hasValue); err != nil {
-				return nil, usage.Errorf("option -o %s: %w", o, err)
+				return nil, cli.Mistakef("option -o %s: %w", o, err)
 			}
 		}
 	}
@@ -84,7 +83,7 @@ func setFlag(flags *pflag.FlagSet, name, value string, hasValue bool) error {
 	case !known && (strings.HasPrefix(name, "x-") || strings.HasPrefix(name, "X-")):
 		return nil
 	case !known:
-		if said := suggest.Did(strings.ReplaceAll(name, "_", "-"), "", flagNames(flags)); said != "" {
+		if said := cli.Suggest(strings.ReplaceAll(name, "_", "-"), "", flagNames(flags)); said != "" {
 			return errors.New("not known" + strings.ReplaceAll(said, "-", "_"))
 		}
 		return errors.New("not known: hbmfs mount --help lists the flags, which are options too, with _ for -")

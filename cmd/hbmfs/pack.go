@@ -10,13 +10,12 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/hbmfs/hbmfs/internal/commands/top"
 	"github.com/hbmfs/hbmfs/internal/daemon/dataset"
 	"github.com/hbmfs/hbmfs/internal/pack"
 	"github.com/hbmfs/hbmfs/internal/pack/tokenizer"
+	"github.com/hbmfs/hbmfs/internal/text/cli"
 	"github.com/hbmfs/hbmfs/internal/text/progress"
 	"github.com/hbmfs/hbmfs/internal/text/size"
-	"github.com/hbmfs/hbmfs/internal/text/usage"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -81,7 +80,7 @@ func newPackCommand() *cobra.Command {
 		Example: packExample,
 		Args: func(_ *cobra.Command, args []string) error {
 			if o.Tokenizer != "list" && len(args) < 2 {
-				return usage.Errorf("pack needs at least one source and the output directory: usage: hbmfs pack SOURCE... OUT; or: hbmfs pack --join OUT PART... (all parts)")
+				return cli.Mistakef("pack needs at least one source and the output directory: usage: hbmfs pack SOURCE... OUT; or: hbmfs pack --join OUT PART... (all parts)")
 			}
 			return nil
 		},
@@ -91,7 +90,7 @@ func newPackCommand() *cobra.Command {
 				return nil
 			}
 			if err := p.arrange(cmd, args); err != nil {
-				return usage.Error{Err: err}
+				return cli.Mistake{Err: err}
 			}
 			return p.onMounts(cmd, args, p.run)
 		},
@@ -195,7 +194,7 @@ func (p *packFlags) warnLeftOut(problems []layout.Problem) {
 			fmt.Fprintf(p.stderr, "warning: and %d more: hbmfs inspect lists them\n", len(problems)-most)
 			return
 		}
-		fmt.Fprintf(p.stderr, "warning: %s: %s\n", top.Printable(one.Object), top.Printable(one.Detail))
+		fmt.Fprintf(p.stderr, "warning: %s: %s\n", cli.Printable(one.Object), cli.Printable(one.Detail))
 	}
 }
 
@@ -218,6 +217,6 @@ func warnPacked(stderr io.Writer, o *pack.Options, result *pack.Result) {
 		if l.Files > 1 {
 			also = fmt.Sprintf(", and %d files like it", l.Files-1)
 		}
-		fmt.Fprintf(stderr, "left out: %s%s: %s\n", top.Printable(l.Example), also, l.Reason)
+		fmt.Fprintf(stderr, "left out: %s%s: %s\n", cli.Printable(l.Example), also, l.Reason)
 	}
 }

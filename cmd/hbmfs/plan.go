@@ -11,8 +11,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/hbmfs/hbmfs/internal/commands/plan"
+	"github.com/hbmfs/hbmfs/internal/text/cli"
 	"github.com/hbmfs/hbmfs/internal/text/size"
-	"github.com/hbmfs/hbmfs/internal/text/usage"
 )
 
 // planCommand is hbmfs plan.
@@ -109,7 +109,7 @@ func (c *planCommand) flags(f *pflag.FlagSet, example *bool) {
 
 func (c *planCommand) run(ctx context.Context) error {
 	if c.asJSON && c.html != "" {
-		return usage.Errorf("--json and --html exclude each other")
+		return cli.Mistakef("--json and --html exclude each other")
 	}
 	d, err := c.describe()
 	if err != nil {
@@ -183,7 +183,7 @@ func (c *planCommand) jobs() ([]plan.Job, error) {
 		}
 	}
 	if !(c.price >= 0 && c.price <= 1e6) {
-		return nil, usage.Errorf("--price is 0 to 1000000 an hour")
+		return nil, cli.Mistakef("--price is 0 to 1000000 an hour")
 	}
 	return jobs, nil
 }

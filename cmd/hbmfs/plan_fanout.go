@@ -6,9 +6,9 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/hbmfs/hbmfs/internal/commands/fanout"
+	"github.com/hbmfs/hbmfs/internal/commands/plan/fanout"
+	"github.com/hbmfs/hbmfs/internal/text/cli"
 	"github.com/hbmfs/hbmfs/internal/text/size"
-	"github.com/hbmfs/hbmfs/internal/text/usage"
 )
 
 // fanOut is the part of hbmfs plan about many nodes and one dataset.
@@ -36,21 +36,21 @@ func (c *planCommand) fansOut(flags *pflag.FlagSet) (bool, error) {
 	if len(c.fanOut.nodes) == 0 {
 		for _, name := range []string{"origin-rate", "cache-rate", "node-rate"} {
 			if flags.Changed(name) {
-				return false, usage.Errorf("--%s belongs to --fan-out", name)
+				return false, cli.Mistakef("--%s belongs to --fan-out", name)
 			}
 		}
 		return false, nil
 	}
 	if c.epoch == 0 {
-		return false, usage.Errorf("--fan-out needs the size of the dataset: --epoch 2TB")
+		return false, cli.Mistakef("--fan-out needs the size of the dataset: --epoch 2TB")
 	}
 	for _, name := range []string{"calibrate", "checkpoint", "weights", "price", "here", "html"} {
 		if flags.Changed(name) {
-			return false, usage.Errorf("--%s and --fan-out exclude each other: --fan-out is about the network alone", name)
+			return false, cli.Mistakef("--%s and --fan-out exclude each other: --fan-out is about the network alone", name)
 		}
 	}
 	if c.file != "" {
-		return false, usage.Errorf("--fan-out takes no description of nodes: it is about the network alone")
+		return false, cli.Mistakef("--fan-out takes no description of nodes: it is about the network alone")
 	}
 	return true, nil
 }
@@ -61,7 +61,7 @@ func (c *planCommand) runFanOut(ctx context.Context) error {
 		r, err := fanout.Build(ctx, fanout.Cluster{Nodes: n, Size: int64(c.epoch), Origin: float64(c.fanOut.origin), Cache: float64(c.fanOut.cache), Node: float64(c.fanOut.node)})
 		if err != nil {
 			if ctx.Err() == nil {
-				err = usage.Error{Err: err}
+				err = cli.Mistake{Err: err}
 			}
 			return err
 		}

@@ -13,9 +13,9 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/hbmfs/hbmfs/cufile"
-	"github.com/hbmfs/hbmfs/internal/commands/readback"
+	"github.com/hbmfs/hbmfs/internal/commands/inspect/readback"
+	"github.com/hbmfs/hbmfs/internal/text/cli"
 	"github.com/hbmfs/hbmfs/internal/text/size"
-	"github.com/hbmfs/hbmfs/internal/text/usage"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -47,13 +47,13 @@ func (d *deviceFlags) options() (cufile.Options, error) {
 		number, ok := strings.CutPrefix(d.to, "gpu:")
 		index, err := strconv.Atoi(number)
 		if !ok || err != nil || index < 0 {
-			return o, usage.Errorf("--to must be gpu:N or host, not %q", d.to)
+			return o, cli.Mistakef("--to must be gpu:N or host, not %q", d.to)
 		}
 		o.Device = index
 	}
 	var err error
 	if o.Path, err = cufile.ParsePath(d.path); err != nil {
-		return o, usage.Error{Err: err}
+		return o, cli.Mistake{Err: err}
 	}
 	self, err := os.Executable()
 	if err == nil { // without it the direct path says that it cannot be proven
@@ -112,7 +112,7 @@ func (c *readCommand) run(ctx context.Context, names []string) error {
 func (c *readCommand) options() (cufile.Options, error) {
 	if c.require != "" {
 		if c.device.path != string(cufile.Auto) && c.device.path != c.require {
-			return cufile.Options{}, usage.Errorf("--path %s and --require %s contradict each other", c.device.path, c.require)
+			return cufile.Options{}, cli.Mistakef("--path %s and --require %s contradict each other", c.device.path, c.require)
 		}
 		c.device.path = c.require
 	}

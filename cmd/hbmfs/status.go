@@ -11,7 +11,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/commands/top"
 	"github.com/hbmfs/hbmfs/internal/mounts/onmount"
 	"github.com/hbmfs/hbmfs/internal/sys/aside"
-	"github.com/hbmfs/hbmfs/internal/text/usage"
+	"github.com/hbmfs/hbmfs/internal/text/cli"
 )
 
 // statusCommand is hbmfs status.
@@ -44,7 +44,7 @@ A mount whose daemon is gone, stopped or stuck is shown as such, and the exit co
 
 func (c *statusCommand) run(ctx context.Context, paths []string) error {
 	if c.patience <= 0 {
-		return usage.Errorf("--timeout must be more than nothing")
+		return cli.Mistakef("--timeout must be more than nothing")
 	}
 	rows, err := c.rows(ctx, paths)
 	if err != nil {

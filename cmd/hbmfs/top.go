@@ -14,7 +14,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/internal/commands/top"
 	"github.com/hbmfs/hbmfs/internal/mounts/onmount"
-	"github.com/hbmfs/hbmfs/internal/text/usage"
+	"github.com/hbmfs/hbmfs/internal/text/cli"
 )
 
 // topCommand is hbmfs top.
@@ -84,7 +84,7 @@ func (c *topCommand) check() error {
 
 func (c *topCommand) run(ctx context.Context) error {
 	if err := c.check(); err != nil {
-		return usage.Error{Err: err}
+		return cli.Mistake{Err: err}
 	}
 	switch {
 	case c.asMetrics:

@@ -7,7 +7,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/internal/commands/upgrade"
 	"github.com/hbmfs/hbmfs/internal/mounts/onmount"
-	"github.com/hbmfs/hbmfs/internal/text/usage"
+	"github.com/hbmfs/hbmfs/internal/text/cli"
 )
 
 func newUpgradeCommand() *cobra.Command {
@@ -25,7 +25,7 @@ Linux 6.9, root, and a mount without --no-keeper: hbmfs status says who holds a 
 		Example: "  hbmfs upgrade --check --all\n  hbmfs upgrade /mnt/pile",
 		RunE: func(cmd *cobra.Command, points []string) error {
 			if q.All != (len(points) == 0) {
-				return usage.Errorf("name mount points, or give --all")
+				return cli.Mistakef("name mount points, or give --all")
 			}
 			p.from(cmd)
 			results, refused, err := q.Run(cmd.Context(), points)

@@ -12,8 +12,8 @@ import (
 	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/internal/commands/warm"
 	"github.com/hbmfs/hbmfs/internal/mounts/onmount"
+	"github.com/hbmfs/hbmfs/internal/text/cli"
 	"github.com/hbmfs/hbmfs/internal/text/size"
-	"github.com/hbmfs/hbmfs/internal/text/usage"
 )
 
 // warmCommand is hbmfs warm.
@@ -87,15 +87,15 @@ the user may not read, and what the cache has no room for; it fails where someth
 func (c *warmCommand) check(paths int) error {
 	switch {
 	case c.record != "" && c.replay != "":
-		return usage.Errorf("--record and --replay exclude each other")
+		return cli.Mistakef("--record and --replay exclude each other")
 	case c.record+c.replay != "" && paths != 1:
-		return usage.Errorf("a record is of one mount, not of %d: name its mount point", paths)
+		return cli.Mistakef("a record is of one mount, not of %d: name its mount point", paths)
 	case c.length != 0 && c.record == "":
-		return usage.Errorf("--for belongs to --record FILE")
+		return cli.Mistakef("--for belongs to --record FILE")
 	case c.length < 0:
-		return usage.Errorf("--for is a time above zero, as in 10m")
+		return cli.Mistakef("--for is a time above zero, as in 10m")
 	case c.record != "" && c.rate > 0:
-		return usage.Errorf("--rate-limit does not belong to --record, which reads nothing")
+		return cli.Mistakef("--rate-limit does not belong to --record, which reads nothing")
 	}
 	return nil
 }

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/hbmfs/hbmfs/internal/commands/touched"
+	"github.com/hbmfs/hbmfs/internal/commands/warm/touched"
 	"github.com/hbmfs/hbmfs/internal/text/size"
 )
 

@@ -8,10 +8,10 @@
 // [library] is the table of handles, and readers, files and requests know how to end what they began.
 package main
 
-import "github.com/hbmfs/hbmfs/internal/text/release"
+import "github.com/hbmfs/hbmfs/internal/text/cli"
 
 // version is that of the whole release.
-var version = release.Version()
+var version = cli.Version()
 
 // main is never called: a C library has none.
 func main() {}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/fs"
+	"github.com/hbmfs/hbmfs/internal/mounts/mountpoint"
 )
 
 // router is the filesystem that the kernel talks to. What it does not answer is the inner mount's: checkpoints that are published, their
@@ -74,7 +75,7 @@ func (r *router) tellDraft(d *draft, out *fuse.EntryOut) fuse.Status {
 
 func (r *router) Lookup(cancel <-chan struct{}, h *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
 	if !isOuter(h.NodeId) {
-		if h.NodeId == rootID && name != fs.ControlName {
+		if h.NodeId == rootID && name != mountpoint.ControlName {
 			if d := r.v.settled(name); d != nil {
 				return r.tellDraft(d, out)
 			}
@@ -244,7 +245,7 @@ func (r *router) unlink(h *fuse.InHeader, name string, flags int) fuse.Status {
 
 func (r *router) Rmdir(cancel <-chan struct{}, h *fuse.InHeader, name string) fuse.Status {
 	switch {
-	case h.NodeId == rootID && name == fs.ControlName:
+	case h.NodeId == rootID && name == mountpoint.ControlName:
 		return fuse.EPERM
 	case h.NodeId == rootID:
 		return r.fail("remove", r.v.rmdirTop(h, name))

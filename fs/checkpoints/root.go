@@ -10,8 +10,8 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
-	"github.com/hbmfs/hbmfs/fs"
 	"github.com/hbmfs/hbmfs/internal/mounts/handover"
+	"github.com/hbmfs/hbmfs/internal/mounts/mountpoint"
 	"github.com/hbmfs/hbmfs/internal/sys/asuser"
 	"github.com/hbmfs/hbmfs/internal/volume/checkpoint"
 )
@@ -100,7 +100,7 @@ func (v *Volume) rmdirTop(h *fuse.InHeader, name string) error {
 
 // renameTop renames a draft, which publishes it where the new name has no [Suffix].
 func (v *Volume) renameTop(ctx context.Context, req *fuse.RenameIn, old, name string) error {
-	if name == fs.ControlName || old == fs.ControlName {
+	if name == mountpoint.ControlName || old == mountpoint.ControlName {
 		return unix.EPERM
 	}
 	if err := v.renameSide(old, name); err != nil {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/fs"
+	"github.com/hbmfs/hbmfs/internal/mounts/mountpoint"
 	"github.com/hbmfs/hbmfs/internal/sys/container"
 	"github.com/hbmfs/hbmfs/internal/volume/kv"
 )
@@ -109,7 +110,7 @@ func (r *router) Lookup(cancel <-chan struct{}, h *fuse.InHeader, name string, o
 	switch {
 	case isOuter(h.NodeId):
 		return fuse.Status(syscall.ENOTDIR)
-	case h.NodeId != rootID || name == fs.ControlName:
+	case h.NodeId != rootID || name == mountpoint.ControlName:
 		return r.Mount.Lookup(cancel, h, name, out)
 	}
 	for _, e := range r.store.Entries() {

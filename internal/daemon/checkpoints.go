@@ -8,7 +8,7 @@ import (
 	"github.com/hbmfs/hbmfs/fs"
 	"github.com/hbmfs/hbmfs/fs/checkpoints"
 	"github.com/hbmfs/hbmfs/internal/daemon/dataset"
-	"github.com/hbmfs/hbmfs/internal/text/usage"
+	"github.com/hbmfs/hbmfs/internal/text/cli"
 	"github.com/hbmfs/hbmfs/internal/volume/drain"
 )
 
@@ -27,15 +27,15 @@ type Checkpoints struct {
 func (c *Checkpoints) check(m *Mount) error {
 	switch {
 	case c.Drain != "" && !c.On:
-		return usage.Errorf("--drain copies the checkpoints of a mount with --checkpoints: give both, or hbmfs checkpoint drain without a mount")
+		return cli.Mistakef("--drain copies the checkpoints of a mount with --checkpoints: give both, or hbmfs checkpoint drain without a mount")
 	case c.Drain == "" && (c.Keep != 0 || c.Rate != drain.Auto || c.TakeOver):
-		return usage.Errorf("--keep, --drain-rate and --drain-take-over belong to --drain: give that, too")
+		return cli.Mistakef("--keep, --drain-rate and --drain-take-over belong to --drain: give that, too")
 	case c.Keep < 0:
-		return usage.Errorf("--keep %d: want a number of checkpoints", c.Keep)
+		return cli.Mistakef("--keep %d: want a number of checkpoints", c.Keep)
 	case c.On:
 		return m.checkVolume("--checkpoints", "drafts are", "files have the owners who wrote them")
 	case c.Containers:
-		return usage.Errorf("--draft-life is about drafts, which a mount with --checkpoints has: give both")
+		return cli.Mistakef("--draft-life is about drafts, which a mount with --checkpoints has: give both")
 	}
 	return nil
 }
@@ -90,7 +90,7 @@ func (m *Mount) openDrain(opt drain.Options) (*drain.Drain, error) {
 	opt.Rate, opt.Keep, opt.Connections, opt.TakeOver, opt.Guard = c.Rate, c.Keep, m.Dataset.Connections, c.TakeOver, guard
 	d, err := drain.New(m.Source, c.Drain, opt)
 	if err != nil {
-		return nil, usage.Errorf("--drain: %w", err)
+		return nil, cli.Mistakef("--drain: %w", err)
 	}
 	return d, nil
 }

@@ -9,8 +9,8 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/hbmfs/hbmfs/fs"
-	"github.com/hbmfs/hbmfs/internal/text/usage"
+	"github.com/hbmfs/hbmfs/internal/mounts/mountpoint"
+	"github.com/hbmfs/hbmfs/internal/text/cli"
 )
 
 // mistake is a Mount that is refused before anything is mounted.
@@ -46,7 +46,7 @@ func TestMistakes(t *testing.T) {
 		m := &Mount{Source: dir, Point: t.TempDir()}
 		c.change(m)
 		err := errors.Join(m.Checkpoints.check(m), m.KV.check(m))
-		if wrong := (usage.Error{}); !errors.As(err, &wrong) || !strings.Contains(err.Error(), c.says) {
+		if wrong := (cli.Mistake{}); !errors.As(err, &wrong) || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%v, want the mistake %q", err, c.says)
 		}
 	}
@@ -60,7 +60,7 @@ func TestMistakes(t *testing.T) {
 		m := &Mount{Source: dir, Point: t.TempDir()}
 		c.change(m)
 		err := errors.Join(m.Checkpoints.check(m), m.KV.check(m))
-		if wrong := (usage.Error{}); err == nil || errors.As(err, &wrong) || !strings.Contains(err.Error(), c.says) {
+		if wrong := (cli.Mistake{}); err == nil || errors.As(err, &wrong) || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%v, want %q", err, c.says)
 		}
 	}
@@ -130,7 +130,7 @@ type served struct {
 func (s *served) Unmount() error {
 	s.calls = append(s.calls, "unmount")
 	if s.busy {
-		return fs.ErrBusy
+		return mountpoint.ErrBusy
 	}
 	close(s.over)
 	return nil

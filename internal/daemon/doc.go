@@ -2,5 +2,5 @@
 // starts this program again as the daemon, and returns when the mount can be used. In that daemon, and in the foreground, it opens the source,
 // mounts, and serves until the mount ends. A daemon that goes on with the mount of another takes what that one left instead.
 //
-// A mistake in a Mount is a [usage.Error]; a source that cannot be opened gives a [SourceError].
+// A mistake in a Mount is a [cli.Mistake]; a source that cannot be opened gives a [SourceError].
 package daemon

@@ -10,8 +10,8 @@ import (
 	"github.com/hbmfs/hbmfs/fs"
 	"github.com/hbmfs/hbmfs/fs/namespaces"
 	"github.com/hbmfs/hbmfs/internal/mounts/handover"
+	"github.com/hbmfs/hbmfs/internal/text/cli"
 	"github.com/hbmfs/hbmfs/internal/text/size"
-	"github.com/hbmfs/hbmfs/internal/text/usage"
 	"github.com/hbmfs/hbmfs/internal/volume/kv"
 )
 
@@ -47,17 +47,17 @@ const leastSize = 1 << 20
 func (k *KV) check(m *Mount) error {
 	switch {
 	case !k.On && (k.Size != 0 || k.Memory != 0 || k.DiskIO != ""):
-		return usage.Errorf("--size, --memory and --disk-io belong to --kv: give that, too")
+		return cli.Mistakef("--size, --memory and --disk-io belong to --kv: give that, too")
 	case !k.On:
 		return nil
 	case k.DiskIO != "" && k.DiskIO != diskDirect && k.DiskIO != diskBuffered:
-		return usage.Errorf("--disk-io: want direct or buffered, not %q", k.DiskIO)
+		return cli.Mistakef("--disk-io: want direct or buffered, not %q", k.DiskIO)
 	case m.Checkpoints.On:
-		return usage.Errorf("--kv and --checkpoints are different volumes: give one of them")
+		return cli.Mistakef("--kv and --checkpoints are different volumes: give one of them")
 	case k.Size < leastSize:
-		return usage.Errorf("--kv needs --size, the bytes that it may take of the disk of %s, and at least 1MiB: such as --size 200GiB", m.Source)
+		return cli.Mistakef("--kv needs --size, the bytes that it may take of the disk of %s, and at least 1MiB: such as --size 200GiB", m.Source)
 	case k.Memory != 0 && k.Memory < leastSize:
-		return usage.Errorf("--memory: want at least 1MiB, or none")
+		return cli.Mistakef("--memory: want at least 1MiB, or none")
 	}
 	if free := memoryFree(); free > 0 && int64(k.Memory) > free {
 		return fmt.Errorf("--memory %s is more than this machine has free (%s): name less", size.Binary(int64(k.Memory)), size.Decimal(free))

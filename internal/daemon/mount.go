@@ -8,13 +8,13 @@ import (
 	"os"
 
 	"github.com/hbmfs/hbmfs/fs"
-	"github.com/hbmfs/hbmfs/internal/daemon/background"
 	"github.com/hbmfs/hbmfs/internal/daemon/dataset"
 	"github.com/hbmfs/hbmfs/internal/mounts/handover"
+	"github.com/hbmfs/hbmfs/internal/mounts/mountpoint"
 	"github.com/hbmfs/hbmfs/internal/mounts/onmount"
 	"github.com/hbmfs/hbmfs/internal/mounts/ready"
 	"github.com/hbmfs/hbmfs/internal/sys/aside"
-	"github.com/hbmfs/hbmfs/internal/text/usage"
+	"github.com/hbmfs/hbmfs/internal/text/cli"
 )
 
 // Mount is a mount that is asked for.
@@ -57,7 +57,7 @@ func (m *Mount) Run(ctx context.Context) error {
 			err = m.check(ctx)
 		}
 		if err == nil && !m.Foreground && os.Getenv(ready.Env) == "" {
-			return (&background.Start{Point: m.Point, LogName: m.logName(), Log: m.openLog, Stdout: m.Stdout, Stderr: m.Stderr, Mistake: m.ExitCode(usage.Error{})}).Run(ctx)
+			return (&start{Point: m.Point, LogName: m.logName(), Log: m.openLog, Stdout: m.Stdout, Stderr: m.Stderr, Mistake: m.ExitCode(cli.Mistake{})}).run(ctx)
 		}
 		m.places = places{Source: m.Source, Point: m.Point, Log: m.LogFile, CacheDir: m.Dataset.CacheDir}
 		err = errors.Join(err, m.places.absolute())
@@ -99,8 +99,8 @@ func (m *Mount) check(ctx context.Context) error {
 	if err := m.checkPoint(ctx); err != nil {
 		return err
 	}
-	if m.Options.Frozen && (m.Checkpoints.On || m.KV.On || m.Dataset.Strict || m.Dataset.CacheDir != "" || dataset.IsRemote(m.Source)) {
-		return usage.Errorf("--frozen is for a directory that is mounted as it is: give no address, --checkpoints, --kv, --cache-dir or --strict with it")
+	if m.Options.Frozen && (m.Checkpoints.On || m.KV.On || m.Dataset.Strict || m.Dataset.CacheDir != "" || cli.IsRemote(m.Source)) {
+		return cli.Mistakef("--frozen is for a directory that is mounted as it is: give no address, --checkpoints, --kv, --cache-dir or --strict with it")
 	}
 	if err := m.Checkpoints.check(m); err != nil {
 		return err
@@ -111,7 +111,7 @@ func (m *Mount) check(ctx context.Context) error {
 // checkPoint makes sure that something can be mounted on the mount point, and that neither it nor the source lies in a mount
 // whose daemon is stuck.
 func (m *Mount) checkPoint(ctx context.Context) error {
-	place, err := fs.Locate(m.Point)
+	place, err := mountpoint.Locate(m.Point)
 	if err != nil {
 		return err
 	}
@@ -136,13 +136,13 @@ func (m *Mount) checkPoint(ctx context.Context) error {
 
 // clearDead takes the mount away that is at the mount point, if its daemon is gone. Readers that still hold passthrough files
 // go on.
-func (m *Mount) clearDead(ctx context.Context, place *fs.Place) error {
+func (m *Mount) clearDead(ctx context.Context, place *mountpoint.Place) error {
 	switch a := onmount.Ask(ctx, place.Path); {
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case a.State == aside.Silent:
-		daemon, err := fs.FindDaemon(place.On)
-		if err != nil && !errors.Is(err, fs.ErrUntold) {
+		daemon, err := mountpoint.FindDaemon(place.On)
+		if err != nil && !errors.Is(err, mountpoint.ErrUntold) {
 			return err
 		}
 		if daemon != nil {
@@ -152,7 +152,7 @@ func (m *Mount) clearDead(ctx context.Context, place *fs.Place) error {
 	case a.State != aside.Dead:
 		return fmt.Errorf("%s is an hbmfs mount already: hbmfs umount %s takes it away", m.Point, m.Point)
 	}
-	if err := fs.Detach(m.Point); err != nil {
+	if err := mountpoint.Detach(m.Point); err != nil {
 		return fmt.Errorf("take the dead mount at %s away: %w", m.Point, err)
 	}
 	fmt.Fprintf(m.Stderr, "hbmfs: took away a mount at %s whose daemon was gone; the end of its log says why (%s, unless it was told another)\n", m.Point, defaultLog())
@@ -162,11 +162,11 @@ func (m *Mount) clearDead(ctx context.Context, place *fs.Place) error {
 // checkVolume refuses a source and flags that are of no use for a volume that programs write to. what names what is written, and owners says why
 // files have theirs.
 func (m *Mount) checkVolume(flag, what, owners string) error {
-	if dataset.IsRemote(m.Source) {
-		return usage.Errorf("%s: %s is an address, and %s written to a local disk: name a directory", flag, m.Source, what)
+	if cli.IsRemote(m.Source) {
+		return cli.Mistakef("%s: %s is an address, and %s written to a local disk: name a directory", flag, m.Source, what)
 	}
 	if m.Options.Layout.Format != "" || len(m.Select) > 0 || m.Dataset.CacheDir != "" || m.Options.UID != nil || m.Options.GID != nil {
-		return usage.Errorf("%s goes without --format, --select, --cache-dir, --uid and --gid: %s", flag, owners)
+		return cli.Mistakef("%s goes without --format, --select, --cache-dir, --uid and --gid: %s", flag, owners)
 	}
 	return checkApart(flag, m.Source, m.Point)
 }

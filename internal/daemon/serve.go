@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"github.com/hbmfs/hbmfs/fs"
-	"github.com/hbmfs/hbmfs/internal/daemon/background"
 	"github.com/hbmfs/hbmfs/internal/mounts/handover"
+	"github.com/hbmfs/hbmfs/internal/mounts/mountpoint"
 	"github.com/hbmfs/hbmfs/internal/mounts/ready"
 	"github.com/hbmfs/hbmfs/internal/observe/trace"
 	"github.com/hbmfs/hbmfs/internal/sys/awake"
@@ -63,7 +63,7 @@ func (m *Mount) serve(ctx context.Context, life *handover.Life, report *ready.Re
 	<-mount.Ready()
 	defer from.runBeside(ctx)()
 	if !m.Foreground {
-		if err := background.StayBehind(out); err != nil {
+		if err := stayBehind(out); err != nil {
 			opt.Log.Warn("the daemon still depends on the place where it was started", "error", err)
 		}
 	}
@@ -73,7 +73,7 @@ func (m *Mount) serve(ctx context.Context, life *handover.Life, report *ready.Re
 	opt.Log.Info("mounted", "source", m.Source, "files", len(from.listing.Objects), "bytes", bytes, "seconds", time.Since(began).Seconds(), "version", opt.Version)
 	report.Ready(fmt.Sprintf("%s is mounted on %s: %s, in %.2f s", m.Source, m.Point, from.what(), time.Since(began).Seconds()))
 	if !m.Foreground {
-		background.TellNotes(ctx, mount, report)
+		tellNotes(ctx, mount, report)
 	}
 	report.Close()
 	err = untilUnmounted(mount, opt.Log, signals, served)
@@ -164,7 +164,7 @@ func untilUnmounted(mount unmounter, log *slog.Logger, signals <-chan os.Signal,
 				return fmt.Errorf("ended by a second %v with files open", s)
 			}
 			err := mount.Unmount()
-			if errors.Is(err, fs.ErrBusy) {
+			if errors.Is(err, mountpoint.ErrBusy) {
 				log.Warn("detached; serving until the last file is closed", "signal", s.String(), "reason", err)
 				err = mount.Detach()
 			}

@@ -37,7 +37,10 @@ func (m *Mount) open(ctx context.Context, opt *fs.Options, note func(string)) (*
 	if err != nil {
 		return nil, err
 	}
-	opt.Source, opt.Remote, opt.Notes = from.Name, from.Remote, append(m.notes, from.Notes...)
+	opt.Source, opt.Remote.Origin, opt.Notes = from.Name, from.Origin, append(m.notes, from.Notes...)
+	if from.Cache != nil {
+		opt.Remote.Cache = from.Cache
+	}
 	return &source{
 		listing: from.Listing,
 		what: func() string {

@@ -11,7 +11,7 @@ import (
 	"strings"
 
 	"github.com/hbmfs/hbmfs/internal/pack/corpus"
-	"github.com/hbmfs/hbmfs/internal/text/usage"
+	"github.com/hbmfs/hbmfs/internal/text/cli"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -87,7 +87,7 @@ func openInput(ctx context.Context, o *Options, cut func(text []byte) int) (*inp
 	case len(sets) > 0 && len(c.Files) > 0:
 		return nil, errors.New("some sources are text and some are tokens: pack them one after the other, or say what they are with --from")
 	case len(sets) > 0 && o.Part.Of > 0:
-		return nil, usage.Errorf("--part is for sources that are tokenized: these are tokens already")
+		return nil, cli.Mistakef("--part is for sources that are tokenized: these are tokens already")
 	case len(sets) > 0:
 		return newTokenInput(sets, o)
 	}
@@ -109,7 +109,7 @@ func (o *Options) tokensOf(ctx context.Context, source string, c *corpus.Corpus)
 	if o.From != "" && o.From != "auto" && o.From != "tokens" {
 		return nil, nil
 	}
-	if corpus.IsRemote(source) {
+	if cli.IsRemote(source) {
 		if o.From != "tokens" {
 			return nil, nil
 		}

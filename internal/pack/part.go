@@ -11,7 +11,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/hbmfs/hbmfs/internal/text/usage"
+	"github.com/hbmfs/hbmfs/internal/text/cli"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -213,7 +213,7 @@ func partTokens(ctx context.Context, o *Options, parts []*partFile, dirs []strin
 // other options but Out, Workers, Force, Index and Progress are those of the parts.
 func Join(ctx context.Context, o Options) (Result, error) {
 	if len(o.Sources) == 0 {
-		return Result{}, usage.Errorf("no part is given")
+		return Result{}, cli.Mistakef("no part is given")
 	}
 	o.From, o.DocumentEnd, o.Tokenizer, o.EOT = "tokens", "", "", "none"
 	in, parts, err := joinInput(ctx, &o)

@@ -12,7 +12,7 @@ import (
 	"unicode"
 
 	"github.com/hbmfs/hbmfs/internal/pack/tokenizer"
-	"github.com/hbmfs/hbmfs/internal/text/usage"
+	"github.com/hbmfs/hbmfs/internal/text/cli"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -114,14 +114,14 @@ func (r *Result) add(part Result) {
 	}
 }
 
-// Run packs o.Sources into o.Out. Options that are wrong, or do not go together or with the sources, are a [usage.Error]. On an error, which includes ctx's, o.Out is left as it was; where that cannot be
+// Run packs o.Sources into o.Out. Options that are wrong, or do not go together or with the sources, are a [cli.Mistake]. On an error, which includes ctx's, o.Out is left as it was; where that cannot be
 // done the error says so, and names what remains. After a kill the next run with Force leaves it so before it begins.
 //
 // A run that took longer than SaveEvery leaves its state instead, with the files that are not complete. The next run of
 // the same options goes on there, and the bytes are those of a run that nobody stopped.
 func Run(ctx context.Context, o Options) (Result, error) {
 	if err := checkInput(&o); err != nil {
-		return Result{}, usage.Error{Err: err}
+		return Result{}, cli.Mistake{Err: err}
 	}
 	var p *plan
 	in, err := openInput(ctx, &o, func(text []byte) int { return p.tokenizer.LastCut(text) })
@@ -129,7 +129,7 @@ func Run(ctx context.Context, o Options) (Result, error) {
 		return Result{}, err
 	}
 	if p, err = newPlan(&o, in); err != nil {
-		return Result{}, usage.Error{Err: err}
+		return Result{}, cli.Mistake{Err: err}
 	}
 	return p.execute(ctx, in)
 }
@@ -138,7 +138,7 @@ func Run(ctx context.Context, o Options) (Result, error) {
 func execute(ctx context.Context, o *Options, in *input, tokenizer string) (Result, error) {
 	p, err := newPlan(o, in)
 	if err != nil {
-		return Result{}, usage.Error{Err: err}
+		return Result{}, cli.Mistake{Err: err}
 	}
 	p.tokens = tokenizer
 	return p.execute(ctx, in)

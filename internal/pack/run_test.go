@@ -15,7 +15,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/internal/pack/corpus/corpustest"
 	"github.com/hbmfs/hbmfs/internal/pack/tokenizer"
-	"github.com/hbmfs/hbmfs/internal/text/usage"
+	"github.com/hbmfs/hbmfs/internal/text/cli"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -110,7 +110,7 @@ func TestTokensAroundDocuments(t *testing.T) {
 		`bos "<s>" is neither auto nor `: {BOS: "<s>"},
 	} {
 		o.Sources, o.Out = []string{dir}, t.TempDir()
-		var wrong usage.Error
+		var wrong cli.Mistake
 		if _, err := run(t.Context(), o); !errors.As(err, &wrong) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: %v, want %q", o, err, want)
 		}

@@ -19,7 +19,7 @@ import (
 	"github.com/tailscale/hujson"
 
 	"github.com/hbmfs/hbmfs/internal/commands/cufilejson"
-	"github.com/hbmfs/hbmfs/internal/text/suggest"
+	"github.com/hbmfs/hbmfs/internal/text/cli"
 )
 
 // MaxSize is the size in bytes of the largest configuration that is read.
@@ -200,7 +200,7 @@ func (l *linter) aio(aio section) (gds bool) {
 		want := known[name]
 		switch {
 		case want == 0:
-			l.report(v.StartOffset, cufilejson.Error, "aio."+name, "is not known, and ignored%s", suggest.Did(name, "", names))
+			l.report(v.StartOffset, cufilejson.Error, "aio."+name, "is not known, and ignored%s", cli.Suggest(name, "", names))
 		case kind != want || kind == '0' && strings.Trim(text, "0123456789") != "":
 			l.report(v.StartOffset, cufilejson.Error, "aio."+name, "must be %s", map[byte]string{'"': "a word in quotes", '0': "a whole number of 1 or more", 't': "true or false"}[want])
 		default:

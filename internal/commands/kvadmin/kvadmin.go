@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/hbmfs/hbmfs/control"
-	"github.com/hbmfs/hbmfs/fs"
+	"github.com/hbmfs/hbmfs/internal/mounts/mountpoint"
 	"github.com/hbmfs/hbmfs/internal/observe/status"
 )
 
@@ -30,7 +30,7 @@ func Open(mount string, names []string) (*Volume, error) {
 	if err != nil {
 		return nil, err
 	}
-	text, err := os.ReadFile(filepath.Join(root, fs.ControlName, "status"))
+	text, err := os.ReadFile(filepath.Join(root, mountpoint.ControlName, "status"))
 	if err != nil {
 		return nil, err
 	}

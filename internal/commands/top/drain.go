@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/hbmfs/hbmfs/internal/observe/status"
+	"github.com/hbmfs/hbmfs/internal/text/cli"
 	"github.com/hbmfs/hbmfs/internal/text/size"
 )
 
@@ -15,7 +16,7 @@ const drainMost = 5
 // writeDrain writes how far a volume's checkpoints are on their way to S3.
 func writeDrain(t io.Writer, d *status.Drain) {
 	n := d.States
-	fmt.Fprintf(t, "  drain\t%s: %d remote, %d draining, %d local, %d failed; %s sent", Printable(d.Destination), n.Remote, n.Draining, n.Local, n.Failed, size.Decimal(d.Sent))
+	fmt.Fprintf(t, "  drain\t%s: %d remote, %d draining, %d local, %d failed; %s sent", cli.Printable(d.Destination), n.Remote, n.Draining, n.Local, n.Failed, size.Decimal(d.Sent))
 	if d.Bound > 0 {
 		fmt.Fprintf(t, ", at most %s/s now", size.Decimal(d.Bound))
 	}
@@ -24,7 +25,7 @@ func writeDrain(t io.Writer, d *status.Drain) {
 	}
 	fmt.Fprintln(t)
 	if d.Trouble != "" {
-		fmt.Fprintf(t, "  drain waits\tfor %s: %s\n", (time.Duration(d.TroubleFor) * time.Second).String(), Printable(d.Trouble))
+		fmt.Fprintf(t, "  drain waits\tfor %s: %s\n", (time.Duration(d.TroubleFor) * time.Second).String(), cli.Printable(d.Trouble))
 	}
 	shown := 0
 	for _, c := range d.Checkpoints {
@@ -35,6 +36,6 @@ func writeDrain(t io.Writer, d *status.Drain) {
 			fmt.Fprintf(t, "  \t... and more (--json has all)\n")
 			return
 		}
-		fmt.Fprintf(t, "  \t%s: %s, %s\n", Printable(c.Name), c.State, Printable(c.Why))
+		fmt.Fprintf(t, "  \t%s: %s, %s\n", cli.Printable(c.Name), c.State, cli.Printable(c.Why))
 	}
 }

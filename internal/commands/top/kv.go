@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/hbmfs/hbmfs/internal/observe/status"
+	"github.com/hbmfs/hbmfs/internal/text/cli"
 	"github.com/hbmfs/hbmfs/internal/text/size"
 )
 
@@ -52,7 +53,7 @@ func WriteKV(t io.Writer, k *status.KV, all bool) {
 		fmt.Fprintf(t, "  \t... and %d processes more\n", more)
 	}
 	for _, note := range k.Notes {
-		fmt.Fprintf(t, "  note\t%s\n", Printable(note))
+		fmt.Fprintf(t, "  note\t%s\n", cli.Printable(note))
 	}
 }
 
@@ -62,7 +63,7 @@ func how(t *status.KVTier) string {
 	case t.Pages != "":
 		return " in " + t.Pages + " pages"
 	case t.IOReason != "":
-		return ", through the page cache, since " + Printable(t.IOReason)
+		return ", through the page cache, since " + cli.Printable(t.IOReason)
 	case t.IO != "":
 		return ", past the page cache"
 	}
@@ -72,7 +73,7 @@ func how(t *status.KVTier) string {
 // writeNamespace writes a namespace.
 func writeNamespace(t io.Writer, n *status.Namespace, memory bool) {
 	fmt.Fprintf(t, "  namespace\t%s: blocks of %s, %s found (%s in memory, %s on the disk, %s not), %s stored, %s there before, %s without room; %d pins, %d reservations; used %s\n",
-		Printable(n.Name), size.Binary(n.BlockBytes), HitRate(n.Hits, n.Misses), size.Grouped(int64(n.Memory.Hits)), size.Grouped(int64(n.Disk.Hits)), size.Grouped(int64(n.Misses)),
+		cli.Printable(n.Name), size.Binary(n.BlockBytes), HitRate(n.Hits, n.Misses), size.Grouped(int64(n.Memory.Hits)), size.Grouped(int64(n.Disk.Hits)), size.Grouped(int64(n.Misses)),
 		size.Grouped(int64(n.Stored)), size.Grouped(int64(n.Exists)), size.Grouped(int64(n.Refused)), n.Pins, n.Reservations, n.Used.Local().Format(time.DateTime))
 	for _, tier := range []struct {
 		word string
@@ -88,7 +89,7 @@ func writeNamespace(t io.Writer, n *status.Namespace, memory bool) {
 			if tier.Down {
 				state = "left alone for a moment, while the rest goes on"
 			}
-			fmt.Fprintf(t, "  \t%s FAILED %d times, %s: %s\n", tier.word, tier.Faults, state, Printable(tier.Fault))
+			fmt.Fprintf(t, "  \t%s FAILED %d times, %s: %s\n", tier.word, tier.Faults, state, cli.Printable(tier.Fault))
 		}
 	}
 	if n.Dropped+n.Broken > 0 || n.Unusable > 0 {

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/hbmfs/hbmfs/cache/fetch"
 	"github.com/hbmfs/hbmfs/internal/observe/status"
 	"github.com/hbmfs/hbmfs/internal/sys/aside"
 )
@@ -134,7 +133,7 @@ func readersOf(now, then []status.Client, rate func(now, then int64) float64) []
 
 // LatencyOf compares two histograms; then may be nil. It returns nothing where nothing was answered meanwhile.
 func LatencyOf(now, then []int64) *Latency {
-	bounds := fetch.Bounds()
+	bounds := status.LatencyBounds()
 	counts := slices.Clone(now)
 	l := Latency{}
 	for i := range counts {

@@ -12,7 +12,7 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 
-	"github.com/hbmfs/hbmfs/fs"
+	"github.com/hbmfs/hbmfs/internal/mounts/mountpoint"
 	"github.com/hbmfs/hbmfs/internal/sys/aside"
 )
 
@@ -33,7 +33,7 @@ func findMounts() ([]Mount, error) {
 }
 
 func mountsIn(all []*mountinfo.Info) []Mount {
-	seen := fs.Uppermost(all)
+	seen := mountpoint.Uppermost(all)
 	byDevice := map[string]*Mount{}
 	for _, i := range all {
 		if i.FSType != "fuse.hbmfs" || seen[i.Mountpoint] != i {
@@ -98,5 +98,5 @@ func (s *Sampler) ask(ctx context.Context, m Mount) aside.Answer {
 	if !m.Whole {
 		return aside.Answer{State: aside.Unreadable, Error: "only a part of it is mounted here, and the status is in its root"}
 	}
-	return s.asker.Ask(ctx, m.Device, filepath.Join(m.Points[0], fs.ControlName, s.file))
+	return s.asker.Ask(ctx, m.Device, filepath.Join(m.Points[0], mountpoint.ControlName, s.file))
 }

@@ -8,7 +8,8 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/hbmfs/hbmfs/fs"
+	"github.com/hbmfs/hbmfs/internal/mounts/mountpoint"
+	"github.com/hbmfs/hbmfs/internal/text/cli"
 	"github.com/hbmfs/hbmfs/internal/text/size"
 )
 
@@ -25,7 +26,7 @@ func Points() ([]string, error) {
 
 // StatusOf asks the mount that path lies in for its status.
 func StatusOf(ctx context.Context, program, path string, patience time.Duration) (*Row, error) {
-	place, err := fs.Locate(path)
+	place, err := mountpoint.Locate(path)
 	if err != nil {
 		return nil, err
 	}
@@ -48,13 +49,13 @@ const setsMost = 20
 
 // WriteStatus writes how a mount is and what it shows, without rates.
 func WriteStatus(w io.Writer, r *Row) error {
-	fmt.Fprintf(w, "%s: %s\n", Printable(r.MountPoint), r.State)
+	fmt.Fprintf(w, "%s: %s\n", cli.Printable(r.MountPoint), r.State)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	if r.Error != "" {
-		fmt.Fprintf(t, "  error\t%s\n", Printable(r.Error))
+		fmt.Fprintf(t, "  error\t%s\n", cli.Printable(r.Error))
 	}
 	if s := r.Told; s != nil {
-		fmt.Fprintf(t, "  program\thbmfs %s\n", Printable(s.Version))
+		fmt.Fprintf(t, "  program\thbmfs %s\n", cli.Printable(s.Version))
 		recognized := fmt.Sprintf("up to %d views", s.Views) // one is built when it is asked for, and may turn out to be absent
 		if s.Indexing {
 			recognized = "being recognized"
@@ -74,7 +75,7 @@ func WriteStatus(w io.Writer, r *Row) error {
 			if set.Split != "" {
 				place += " [" + set.Split + "]"
 			}
-			fmt.Fprintf(t, "  \t%s: %s %s, %s shards, %s tokens\n", Printable(place), set.Format, set.DType, size.Grouped(int64(set.Shards)), size.Grouped(set.Tokens))
+			fmt.Fprintf(t, "  \t%s: %s %s, %s shards, %s tokens\n", cli.Printable(place), set.Format, set.DType, size.Grouped(int64(set.Shards)), size.Grouped(set.Tokens))
 		}
 		if s.Passthrough.On {
 			fmt.Fprintln(t, "  passthrough\ton")

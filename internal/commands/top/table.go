@@ -8,9 +8,9 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
-	"unicode"
 
-	"github.com/hbmfs/hbmfs/cache/fetch"
+	"github.com/hbmfs/hbmfs/internal/observe/status"
+	"github.com/hbmfs/hbmfs/internal/text/cli"
 	"github.com/hbmfs/hbmfs/internal/text/size"
 )
 
@@ -69,7 +69,7 @@ func WriteDetails(w io.Writer, r *Row) error {
 		fmt.Fprintf(t, "  also at\t%s%s\n", shorten(r.AlsoAt[0], 80), more)
 	}
 	if r.Error != "" {
-		fmt.Fprintf(t, "  %s\t%s\n", r.State, Printable(r.Error))
+		fmt.Fprintf(t, "  %s\t%s\n", r.State, cli.Printable(r.Error))
 	}
 	if r.Told != nil {
 		writeStatus(t, r)
@@ -83,22 +83,22 @@ func writeStatus(t io.Writer, r *Row) {
 	if second {
 		rate = *r.Rates
 	}
-	fmt.Fprintf(t, "  source\t%s, daemon %d since %s\n", Printable(s.Source), s.PID, s.Started.UTC().Format(time.RFC3339))
+	fmt.Fprintf(t, "  source\t%s, daemon %d since %s\n", cli.Printable(s.Source), s.PID, s.Started.UTC().Format(time.RFC3339))
 	if second {
 		fmt.Fprintf(t, "  opens\t%.0f/s passthrough, %.0f/s through the daemon; open now %d and %d\n", rate.PassthroughOpens, rate.DaemonOpens, s.OpenFiles.Passthrough, s.OpenFiles.Daemon)
 	} else {
 		fmt.Fprintf(t, "  opens\t%d passthrough, %d through the daemon; open now %d and %d\n", s.Counters.PassthroughOpens, s.Counters.CachedOpens, s.OpenFiles.Passthrough, s.OpenFiles.Daemon)
 	}
 	for _, note := range s.Notes {
-		fmt.Fprintf(t, "  note\t%s\n", Printable(note))
+		fmt.Fprintf(t, "  note\t%s\n", cli.Printable(note))
 	}
 	if !s.Passthrough.On {
-		fmt.Fprintf(t, "  no passthrough\t%s\n", Printable(s.Passthrough.Why))
+		fmt.Fprintf(t, "  no passthrough\t%s\n", cli.Printable(s.Passthrough.Why))
 	} else if s.Passthrough.Failures > 0 {
-		fmt.Fprintf(t, "  passthrough\tthe kernel refused %d files, last: %s\n", s.Passthrough.Failures, Printable(s.Passthrough.LastErr))
+		fmt.Fprintf(t, "  passthrough\tthe kernel refused %d files, last: %s\n", s.Passthrough.Failures, cli.Printable(s.Passthrough.LastErr))
 	}
 	if h := s.Handover; h.Why != "" {
-		fmt.Fprintf(t, "  no holder\t%s: the mount ends with its daemon\n", Printable(h.Why))
+		fmt.Fprintf(t, "  no holder\t%s: the mount ends with its daemon\n", cli.Printable(h.Why))
 	} else if h.Holder != "" {
 		fmt.Fprintf(t, "  holder\t%s (pid %d); %d daemons went on with the mount, %d after a crash; readers waited %.0f ms, at most %.0f ms\n",
 			h.Holder, h.PID, h.Count, h.Crashes, 1000*h.LastStandstill, 1000*h.WorstStandstill)
@@ -110,14 +110,14 @@ func writeStatus(t io.Writer, r *Row) {
 		}
 		fmt.Fprintln(t)
 		if c.Sick {
-			fmt.Fprintf(t, "  cache is sick\t%s\n", Printable(c.Why))
+			fmt.Fprintf(t, "  cache is sick\t%s\n", cli.Printable(c.Why))
 		}
 	}
 	writeOrigin(t, r)
 	writeCheckpoints(t, s.Checkpoints)
 	WriteKV(t, s.KV, false)
 	if !s.Control.On && s.Control.Why != "" {
-		fmt.Fprintf(t, "  no control socket\t%s\n", Printable(s.Control.Why))
+		fmt.Fprintf(t, "  no control socket\t%s\n", cli.Printable(s.Control.Why))
 	}
 	if len(s.Control.Clients) > 0 {
 		fmt.Fprintf(t, "  readers\t%d connected, with %d files of the source\n", s.Control.Readers, s.Control.Leases)
@@ -127,7 +127,7 @@ func writeStatus(t io.Writer, r *Row) {
 			fmt.Fprintf(t, "  \t... and %d more (--json has all)\n", len(rate.Readers)-i)
 			break
 		}
-		fmt.Fprintf(t, "  \t%s: %s/s %s%s\n", Printable(c.Name), size.Decimal(int64(c.Bytes)), Printable(c.Path), reasonText(c.Reason))
+		fmt.Fprintf(t, "  \t%s: %s/s %s%s\n", cli.Printable(c.Name), size.Decimal(int64(c.Bytes)), cli.Printable(c.Path), reasonText(c.Reason))
 	}
 	if s.Counters.Errors > 0 {
 		fmt.Fprintf(t, "  errors\t%s; the log names the files\n", errnoText(s.Counters.ErrorsByErrno))
@@ -141,14 +141,14 @@ func reasonText(reason string) string {
 	if reason == "" {
 		return ""
 	}
-	return " (" + Printable(reason) + ")"
+	return " (" + cli.Printable(reason) + ")"
 }
 
 func errnoText(byErrno map[string]int64) string {
 	var parts []string
 	for _, errno := range slices.Sorted(maps.Keys(byErrno)) {
 		if byErrno[errno] > 0 {
-			parts = append(parts, fmt.Sprintf("%d %s", byErrno[errno], Printable(errno)))
+			parts = append(parts, fmt.Sprintf("%d %s", byErrno[errno], cli.Printable(errno)))
 		}
 	}
 	return strings.Join(parts, ", ")
@@ -166,9 +166,9 @@ func writeOrigin(t io.Writer, r *Row) {
 		fmt.Fprintf(t, "  origin\t%s requests, %s; %d retried, %d stalled, %d given up\n", size.Grouped(o.Requests), size.Decimal(o.Bytes), o.Retries, o.Stalls, o.Failed)
 	}
 	for _, e := range o.Endpoints {
-		fmt.Fprintf(t, "  \t%s: %s requests, %s; %d failed, %d late, %d wrong", Printable(e.Name), size.Grouped(e.Requests), size.Decimal(e.Bytes), e.Failed, e.Late, e.Wrong)
+		fmt.Fprintf(t, "  \t%s: %s requests, %s; %d failed, %d late, %d wrong", cli.Printable(e.Name), size.Grouped(e.Requests), size.Decimal(e.Bytes), e.Failed, e.Late, e.Wrong)
 		if e.Out != "" {
-			fmt.Fprintf(t, "; passed over: %s", Printable(e.Out))
+			fmt.Fprintf(t, "; passed over: %s", cli.Printable(e.Out))
 		}
 		fmt.Fprintln(t)
 	}
@@ -184,7 +184,7 @@ func writeLatency(t io.Writer, r *Row) {
 	if l == nil {
 		return
 	}
-	bounds := fetch.Bounds()
+	bounds := status.LatencyBounds()
 	seconds := func(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 	fmt.Fprintf(t, "  answers\thalf within %v, 99%% within %v, slowest %v (%s)\n", seconds(l.P50), seconds(l.P99), seconds(l.Slowest), when)
 	fmt.Fprintf(t, "  \t%v %s over %v\n", bounds[0], bars(r.Told.Origin.Latency), bounds[len(bounds)-1])
@@ -206,19 +206,9 @@ func bars(counts []int64) string {
 	return b.String()
 }
 
-// Printable makes text harmless for a terminal: names of readers, paths and reasons are made by others.
-func Printable(text string) string {
-	return strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) {
-			return '?'
-		}
-		return r
-	}, text)
-}
-
 // shorten cuts the beginning of a path, whose end tells mounts apart.
 func shorten(path string, most int) string {
-	runes := []rune(Printable(path))
+	runes := []rune(cli.Printable(path))
 	if len(runes) <= most {
 		return string(runes)
 	}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/hbmfs/hbmfs/internal/observe/status"
+	"github.com/hbmfs/hbmfs/internal/text/cli"
 	"github.com/hbmfs/hbmfs/internal/text/size"
 )
 
@@ -30,7 +31,7 @@ func writeCheckpoints(t io.Writer, c *status.Checkpoints) {
 		fmt.Fprintf(t, "  draft\t%s\n", draftLine(&d))
 	}
 	for _, why := range c.Refused[max(0, len(c.Refused)-draftsMost):] {
-		fmt.Fprintf(t, "  refused\t%s\n", Printable(why))
+		fmt.Fprintf(t, "  refused\t%s\n", cli.Printable(why))
 	}
 	if c.Drain != nil {
 		writeDrain(t, c.Drain)
@@ -39,7 +40,7 @@ func writeCheckpoints(t io.Writer, c *status.Checkpoints) {
 
 // draftLine is a draft in a line.
 func draftLine(d *status.Draft) string {
-	line := fmt.Sprintf("%s of user %d, since %s, %d files open", Printable(d.Name), d.UID, d.Since.Local().Format(time.DateTime), d.Open)
+	line := fmt.Sprintf("%s of user %d, since %s, %d files open", cli.Printable(d.Name), d.UID, d.Since.Local().Format(time.DateTime), d.Open)
 	switch {
 	case d.Past:
 		line += fmt.Sprintf(", written past FUSE by process %d, %s", d.PID, size.Decimal(d.Total))

@@ -12,11 +12,12 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 
-	"github.com/hbmfs/hbmfs/fs"
 	"github.com/hbmfs/hbmfs/internal/commands/top"
 	"github.com/hbmfs/hbmfs/internal/mounts/handover"
+	"github.com/hbmfs/hbmfs/internal/mounts/mountpoint"
 	"github.com/hbmfs/hbmfs/internal/observe/status"
 	"github.com/hbmfs/hbmfs/internal/sys/aside"
+	"github.com/hbmfs/hbmfs/internal/text/cli"
 )
 
 // Result is what became of one mount.
@@ -55,7 +56,7 @@ func (r *Request) Run(ctx context.Context, points []string) (results []Result, r
 // Mount has this program serve the mount at point.
 func (r *Request) Mount(ctx context.Context, point string) Result {
 	out := Result{Mount: point}
-	place, err := fs.Locate(point)
+	place, err := mountpoint.Locate(point)
 	if err == nil && !place.HBMFS() {
 		err = errors.New("nothing of hbmfs is mounted there: findmnt -t fuse.hbmfs lists the mounts")
 	}
@@ -81,13 +82,13 @@ const running = "/proc/self/exe"
 
 // ask asks the keeper of a mount. It looks for it in /proc, since the daemon may be stuck.
 func (r *Request) ask(ctx context.Context, mount *mountinfo.Info) (pid int, err error) {
-	if keeper := fs.FindKeeper(mount); keeper != 0 {
+	if keeper := mountpoint.FindKeeper(mount); keeper != 0 {
 		return handover.Upgrade(ctx, keeper, running, r.Check)
 	}
 	s := r.status(ctx, mount.Mountpoint)
 	keeper := 0
 	if s == nil {
-		keeper = fs.FindKeeper(mount) // it may only have been starting
+		keeper = mountpoint.FindKeeper(mount) // it may only have been starting
 	}
 	switch {
 	case keeper != 0:
@@ -107,7 +108,7 @@ func (r *Request) ask(ctx context.Context, mount *mountinfo.Info) (pid int, err 
 // status is what the daemon of a mount says of it, nil where it does not answer.
 func (r *Request) status(ctx context.Context, point string) *status.Status {
 	asker := aside.Asker{Program: r.Program, Patience: r.Patience}
-	a := asker.Ask(ctx, point, filepath.Join(point, fs.ControlName, "status"))
+	a := asker.Ask(ctx, point, filepath.Join(point, mountpoint.ControlName, "status"))
 	s := &status.Status{}
 	if a.State != aside.OK || json.Unmarshal(a.Text, s) != nil {
 		return nil
@@ -120,11 +121,11 @@ func (r *Request) Write(to io.Writer, results []Result) {
 	for _, one := range results {
 		switch {
 		case one.Refused != "":
-			fmt.Fprintf(to, "%s: not upgraded: %s\n", top.Printable(one.Mount), one.Refused)
+			fmt.Fprintf(to, "%s: not upgraded: %s\n", cli.Printable(one.Mount), one.Refused)
 		case r.Check:
-			fmt.Fprintf(to, "%s: this program can go on with it\n", top.Printable(one.Mount))
+			fmt.Fprintf(to, "%s: this program can go on with it\n", cli.Printable(one.Mount))
 		default:
-			fmt.Fprintf(to, "%s: served by %s (pid %d), readers waited %.0f ms\n", top.Printable(one.Mount), one.Version, one.PID, 1000*one.Standstill)
+			fmt.Fprintf(to, "%s: served by %s (pid %d), readers waited %.0f ms\n", cli.Printable(one.Mount), one.Version, one.PID, 1000*one.Standstill)
 		}
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"syscall"
 
 	"github.com/hbmfs/hbmfs/control"
-	"github.com/hbmfs/hbmfs/fs"
+	"github.com/hbmfs/hbmfs/internal/mounts/mountpoint"
 	"github.com/hbmfs/hbmfs/internal/observe/status"
 )
 
@@ -187,7 +187,7 @@ func identityOf(info os.FileInfo) identity {
 }
 
 func statusOf(root string) (*status.Status, error) {
-	text, err := os.ReadFile(filepath.Join(root, fs.ControlName, "status"))
+	text, err := os.ReadFile(filepath.Join(root, mountpoint.ControlName, "status"))
 	if err != nil {
 		return nil, err
 	}

@@ -22,12 +22,12 @@ import (
 	"github.com/hbmfs/hbmfs/cache/s3origin"
 	"github.com/hbmfs/hbmfs/cache/spread"
 	"github.com/hbmfs/hbmfs/cache/store"
-	"github.com/hbmfs/hbmfs/fs"
 	"github.com/hbmfs/hbmfs/internal/mounts/handover"
+	"github.com/hbmfs/hbmfs/internal/observe/status"
 	"github.com/hbmfs/hbmfs/internal/observe/trace"
 	"github.com/hbmfs/hbmfs/internal/sys/trust"
+	"github.com/hbmfs/hbmfs/internal/text/cli"
 	"github.com/hbmfs/hbmfs/internal/text/size"
-	"github.com/hbmfs/hbmfs/internal/text/usage"
 	"github.com/hbmfs/hbmfs/internal/volume/checkpoint"
 	"github.com/hbmfs/hbmfs/layout"
 )
@@ -74,11 +74,11 @@ func (c *Options) Guard() (*fetch.Guard, error) {
 	case c.RefuseLocal:
 		g, err := fetch.NewGuard(c.Allow)
 		if err != nil {
-			return nil, usage.Errorf("--allow-address: %w", err)
+			return nil, cli.Mistakef("--allow-address: %w", err)
 		}
 		return g, nil
 	case len(c.Allow) > 0:
-		return nil, usage.Errorf("--allow-address allows what --refuse-local refuses: give both, or neither")
+		return nil, cli.Mistakef("--allow-address allows what --refuse-local refuses: give both, or neither")
 	}
 	return nil, nil
 }
@@ -87,13 +87,7 @@ func (c *Options) Guard() (*fetch.Guard, error) {
 type remoteOrigin interface {
 	store.Upstream
 	spread.Upstream
-	Stats() fetch.Stats
-}
-
-// IsRemote reports whether a source is an address and not a path.
-func IsRemote(source string) bool {
-	scheme, _, found := strings.Cut(source, "://")
-	return found && scheme != "" && !strings.ContainsAny(scheme, "/.")
+	Stats() status.Origin
 }
 
 // openRemote opens a remote source, behind the caches that it names or that stand before it.
@@ -103,10 +97,10 @@ func openRemote(source string, caches []string, opt fetch.Options) (remoteOrigin
 	case "s3":
 		s, err := s3origin.Parse(source)
 		if err != nil {
-			return nil, usage.Error{Err: err}
+			return nil, cli.Mistake{Err: err}
 		}
 		if s.Caches != "" && len(caches) > 0 {
-			return nil, usage.Errorf("the source names caches, and so does --through: give one of them")
+			return nil, cli.Mistakef("the source names caches, and so does --through: give one of them")
 		} else if s.Caches != "" {
 			caches = strings.Split(s.Caches, ",")
 		}
@@ -119,18 +113,18 @@ func openRemote(source string, caches []string, opt fetch.Options) (remoteOrigin
 	case "http", "https":
 		o, err := httporigin.Open(source, opt)
 		if err != nil {
-			return nil, usage.Error{Err: err}
+			return nil, cli.Mistake{Err: err}
 		}
 		up = o
 	default:
-		return nil, usage.Errorf("source %q: there are s3://, http:// and https://, and directories", source)
+		return nil, cli.Mistakef("source %q: there are s3://, http:// and https://, and directories", source)
 	}
 	if len(caches) == 0 {
 		return up, nil
 	}
 	o, err := spread.Open(up, caches, opt)
 	if err != nil {
-		return nil, usage.Error{Err: errors.Join(err, up.Close())}
+		return nil, cli.Mistake{Err: errors.Join(err, up.Close())}
 	}
 	return o, nil
 }
@@ -148,7 +142,8 @@ func misfit(manifest []byte, size func(name string) (int64, bool)) (empty []stri
 type Dataset struct {
 	Name    string // for people
 	Listing *cache.Listing
-	Remote  fs.Remote
+	Origin  func() status.Origin      // of a remote source; nil otherwise
+	Cache   *store.Store              // that keeps its segments; nil for none
 	serve   func(ctx context.Context) // runs beside the mount, until ctx ends; nil for nothing
 	Notes   []string                  // surprises for the user, one line each
 	closers []func() error
@@ -272,14 +267,14 @@ func (c *Options) idle(from string) (notes []string) {
 			notes = append(notes, f.flag+" has no effect without --cache-dir")
 		}
 	}
-	if len(c.Caches) > 0 && !IsRemote(from) {
+	if len(c.Caches) > 0 && !cli.IsRemote(from) {
 		notes = append(notes, "--through has no effect: "+from+" is a directory, and is asked itself")
 	}
 	return notes
 }
 
 // Open opens and lists a directory, or a remote source and its cache. note hears why that takes long, and the log later.
-// A mistake in from or c is a [usage.Error].
+// A mistake in from or c is a [cli.Mistake].
 func Open(ctx context.Context, from string, c *Options, log *slog.Logger, note func(string), tracer *trace.Tracer) (s *Dataset, err error) {
 	s = &Dataset{tracer: tracer}
 	if c.Life.Adopts() {
@@ -294,17 +289,17 @@ func Open(ctx context.Context, from string, c *Options, log *slog.Logger, note f
 		}
 	}()
 	if c.Decode && c.CacheDir == "" {
-		return s, usage.Errorf("--decode needs --cache-dir: decoded files are kept there")
+		return s, cli.Mistakef("--decode needs --cache-dir: decoded files are kept there")
 	}
 	s.Notes = append(s.Notes, c.idle(from)...)
-	if !IsRemote(from) {
+	if !cli.IsRemote(from) {
 		if err := s.openDir(ctx, from, c); err != nil || c.CacheDir == "" {
 			return s, err
 		}
 		return s, s.keepDecoded(ctx, c, log)
 	}
 	if c.Strict {
-		return s, usage.Errorf("--strict is for directories: objects of %s are pinned by their ETag", from)
+		return s, cli.Mistakef("--strict is for directories: objects of %s are pinned by their ETag", from)
 	}
 	opt, err := c.requests(log, note, tracer)
 	if err != nil {
@@ -314,7 +309,7 @@ func Open(ctx context.Context, from string, c *Options, log *slog.Logger, note f
 	if err != nil {
 		return s, err
 	}
-	s.Name, s.closers, s.Remote.Origin = origin.String(), append(s.closers, origin.Close), origin.Stats
+	s.Name, s.closers, s.Origin = origin.String(), append(s.closers, origin.Close), origin.Stats
 	if c.CacheDir == "" {
 		s.Notes = append(s.Notes, "there is no --cache-dir: every read goes over the network, each time again")
 	}
@@ -345,11 +340,11 @@ func (c *Options) UntilDark(ctx context.Context) (working context.Context, why f
 func (c *Options) requests(log *slog.Logger, note func(string), tracer *trace.Tracer) (opt fetch.Options, err error) {
 	switch {
 	case c.Connections < 1:
-		return opt, usage.Errorf("--connections %d: at least one is needed", c.Connections)
+		return opt, cli.Mistakef("--connections %d: at least one is needed", c.Connections)
 	case c.Patience <= 0:
-		return opt, usage.Errorf("--patience %v: want a time such as 2m", c.Patience)
+		return opt, cli.Mistakef("--patience %v: want a time such as 2m", c.Patience)
 	case c.Wait < 0:
-		return opt, usage.Errorf("--wait %v: want a time such as 2m", c.Wait)
+		return opt, cli.Mistakef("--wait %v: want a time such as 2m", c.Wait)
 	}
 	guard, err := c.Guard()
 	return fetch.Options{
@@ -439,7 +434,7 @@ func (s *Dataset) openStore(c *Options, log *slog.Logger) (*store.Store, error) 
 	if err != nil {
 		return nil, err
 	}
-	s.closers, s.Remote.Cache = append(s.closers, kept.Close), kept
+	s.closers, s.Cache = append(s.closers, kept.Close), kept
 	if c.Scrub > 0 {
 		s.serve = func(ctx context.Context) { kept.Scrub(ctx, int64(c.Scrub)) }
 	}

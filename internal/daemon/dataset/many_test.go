@@ -6,7 +6,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/hbmfs/hbmfs/internal/text/usage"
+	"github.com/hbmfs/hbmfs/internal/text/cli"
 )
 
 func TestMany(t *testing.T) {
@@ -30,7 +30,7 @@ func TestMany(t *testing.T) {
 	if err != nil || len(objects) != 1 {
 		t.Errorf("one file: %d objects, %v", len(objects), err)
 	}
-	if _, err := m.Objects(t.Context(), "ftp://host/file"); !errors.As(err, &usage.Error{}) {
+	if _, err := m.Objects(t.Context(), "ftp://host/file"); !errors.As(err, &cli.Mistake{}) {
 		t.Errorf("an address of another kind: %v, want a mistake", err)
 	}
 	if _, err := m.Index(t.Context(), filepath.Join(dir, "none")); !errors.Is(err, os.ErrNotExist) {

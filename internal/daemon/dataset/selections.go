@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	"github.com/hbmfs/hbmfs/internal/mounts/handover"
-	"github.com/hbmfs/hbmfs/internal/text/usage"
+	"github.com/hbmfs/hbmfs/internal/text/cli"
 	"github.com/hbmfs/hbmfs/internal/text/varint"
 	"github.com/hbmfs/hbmfs/layout"
 )
@@ -18,12 +18,12 @@ type Selections struct{ List []layout.Selection }
 
 var _ handover.State = (*Selections)(nil)
 
-// Read reads the files of words NAME=FILE. An error is a [usage.Error] where a word, or what a file says, makes no sense.
+// Read reads the files of words NAME=FILE. An error is a [cli.Mistake] where a word, or what a file says, makes no sense.
 func (s *Selections) Read(given []string) error {
 	for _, g := range given {
 		name, file, ok := strings.Cut(g, "=")
 		if !ok || name == "" || file == "" {
-			return usage.Errorf("--select %s: give NAME=FILE", g)
+			return cli.Mistakef("--select %s: give NAME=FILE", g)
 		}
 		f, err := os.Open(file)
 		if err != nil {
@@ -32,7 +32,7 @@ func (s *Selections) Read(given []string) error {
 		documents, err := layout.ParseSelection(f)
 		_ = f.Close() // opened for reading: nothing is lost
 		if err != nil {
-			return usage.Errorf("--select %s: %s: %w", name, file, err)
+			return cli.Mistakef("--select %s: %s: %w", name, file, err)
 		}
 		s.List = append(s.List, layout.Selection{Name: name, Documents: documents})
 	}

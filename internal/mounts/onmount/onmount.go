@@ -15,9 +15,9 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/hbmfs/hbmfs/fs"
-	"github.com/hbmfs/hbmfs/internal/daemon/dataset"
+	"github.com/hbmfs/hbmfs/internal/mounts/mountpoint"
 	"github.com/hbmfs/hbmfs/internal/sys/aside"
+	"github.com/hbmfs/hbmfs/internal/text/cli"
 )
 
 // env marks the process that does the work of a command on a mount.
@@ -53,13 +53,13 @@ func Do(ctx context.Context, paths []string, stderr io.Writer, work func(ctx con
 }
 
 // Mounts finds the hbmfs mounts that paths lie in, each once.
-func Mounts(paths []string) (mounts []*fs.Place, err error) {
+func Mounts(paths []string) (mounts []*mountpoint.Place, err error) {
 	seen := map[string]bool{}
 	for _, path := range paths {
-		if dataset.IsRemote(path) {
+		if cli.IsRemote(path) {
 			continue
 		}
-		place, err := fs.Locate(path)
+		place, err := mountpoint.Locate(path)
 		if err != nil {
 			return nil, err
 		}
@@ -89,7 +89,7 @@ func Self() string {
 }
 
 // Await returns when the daemons of all mounts have answered. It says of which it waits for.
-func Await(ctx context.Context, mounts []*fs.Place, stderr io.Writer) error {
+func Await(ctx context.Context, mounts []*mountpoint.Place, stderr io.Writer) error {
 	asker := aside.Asker{Program: Self(), Patience: forever}
 	asked := make([]chan aside.Answer, len(mounts))
 	for i, m := range mounts {
@@ -106,8 +106,8 @@ func Await(ctx context.Context, mounts []*fs.Place, stderr io.Writer) error {
 			}
 			i++
 		case <-said:
-			daemon, err := fs.FindDaemon(mounts[i].On)
-			if err != nil && !errors.Is(err, fs.ErrUntold) {
+			daemon, err := mountpoint.FindDaemon(mounts[i].On)
+			if err != nil && !errors.Is(err, mountpoint.ErrUntold) {
 				return err
 			}
 			fmt.Fprintf(stderr, "hbmfs: waiting, since %s; hbmfs umount --force %s ends the mount for all that use it\n", Silence(mounts[i], daemon), point)
@@ -125,7 +125,7 @@ func Await(ctx context.Context, mounts []*fs.Place, stderr io.Writer) error {
 const forever = 1000 * time.Hour
 
 // Silence says that the daemon of a mount does not answer, as far as it is known why.
-func Silence(place *fs.Place, daemon *fs.Daemon) string {
+func Silence(place *mountpoint.Place, daemon *mountpoint.Daemon) string {
 	switch {
 	case daemon == nil:
 		return fmt.Sprintf("the daemon of %s does not answer", place.Path)

@@ -11,7 +11,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/hbmfs/hbmfs/fs"
+	"github.com/hbmfs/hbmfs/internal/mounts/mountpoint"
 	"github.com/hbmfs/hbmfs/internal/mounts/onmount"
 	"github.com/hbmfs/hbmfs/internal/sys/aside"
 )
@@ -33,7 +33,7 @@ const (
 
 // Run takes the mount away. It returns when the daemon has ended, and says what it knows where that goes on.
 func (u *Unmount) Run(ctx context.Context) error {
-	place, err := fs.Locate(u.Point)
+	place, err := mountpoint.Locate(u.Point)
 	if err != nil {
 		return err
 	}
@@ -49,9 +49,9 @@ func (u *Unmount) Run(ctx context.Context) error {
 	}
 	switch {
 	case u.Force:
-		err = fs.Abort(place.On)
+		err = mountpoint.Abort(place.On)
 	case u.Lazy:
-		err = fs.Detach(place.Path)
+		err = mountpoint.Detach(place.Path)
 	default:
 		err = u.unmount(ctx, place, daemon)
 	}
@@ -66,16 +66,16 @@ func (u *Unmount) Run(ctx context.Context) error {
 }
 
 // unmount takes a mount away that is not in use, or whose daemon is gone.
-func (u *Unmount) unmount(ctx context.Context, place *fs.Place, daemon *fs.Daemon) error {
-	err := fs.Unmount(place.Path)
-	if !errors.Is(err, fs.ErrBusy) {
+func (u *Unmount) unmount(ctx context.Context, place *mountpoint.Place, daemon *mountpoint.Daemon) error {
+	err := mountpoint.Unmount(place.Path)
+	if !errors.Is(err, mountpoint.ErrBusy) {
 		return err
 	}
 	switch a := onmount.Ask(ctx, place.Path); {
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case a.State == aside.Dead:
-		return fs.Detach(place.Path)
+		return mountpoint.Detach(place.Path)
 	case a.State == aside.Silent:
 		return fmt.Errorf("%w; and %s: umount --force %s ends the mount for all that use it", err, onmount.Silence(place, daemon), place.Path)
 	}
@@ -83,7 +83,7 @@ func (u *Unmount) unmount(ctx context.Context, place *fs.Place, daemon *fs.Daemo
 }
 
 // await waits for the end of the daemon.
-func (u *Unmount) await(ctx context.Context, place *fs.Place, daemon *fs.Daemon) error {
+func (u *Unmount) await(ctx context.Context, place *mountpoint.Place, daemon *mountpoint.Daemon) error {
 	if u.Force && (daemon.Stopped() || !endsWithin(ctx, daemon, abortTime)) {
 		if err := daemon.Kill(); err != nil {
 			return err
@@ -95,7 +95,7 @@ func (u *Unmount) await(ctx context.Context, place *fs.Place, daemon *fs.Daemon)
 	}
 	began := time.Now()
 	for !endsWithin(ctx, daemon, lazyTime) {
-		switch other := fs.ShownBy(place.On); {
+		switch other := mountpoint.ShownBy(place.On); {
 		case ctx.Err() != nil:
 			return fmt.Errorf("%w: %s is unmounted, but its daemon (%v) has not ended", onmount.ErrInterrupted, place.Path, daemon)
 		case daemon.Stopped() && u.Lazy:
@@ -120,7 +120,7 @@ func (u *Unmount) await(ctx context.Context, place *fs.Place, daemon *fs.Daemon)
 	return nil
 }
 
-func endsWithin(ctx context.Context, daemon *fs.Daemon, limit time.Duration) bool {
+func endsWithin(ctx context.Context, daemon *mountpoint.Daemon, limit time.Duration) bool {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	return daemon.Ended(ctx)
@@ -128,21 +128,21 @@ func endsWithin(ctx context.Context, daemon *fs.Daemon, limit time.Duration) boo
 
 // findDaemon finds the process that serves a mount, nil where nobody tells. A daemon that the kernel does not tell, or that lives in another
 // PID namespace, has to be asked itself.
-func findDaemon(ctx context.Context, place *fs.Place) (*fs.Daemon, error) {
-	daemon, err := fs.FindDaemon(place.On)
-	if daemon != nil || err != nil && !errors.Is(err, fs.ErrUntold) {
+func findDaemon(ctx context.Context, place *mountpoint.Place) (*mountpoint.Daemon, error) {
+	daemon, err := mountpoint.FindDaemon(place.On)
+	if daemon != nil || err != nil && !errors.Is(err, mountpoint.ErrUntold) {
 		return daemon, err
 	}
-	a := onmount.Ask(ctx, filepath.Join(place.Path, fs.ControlName, "status"))
+	a := onmount.Ask(ctx, filepath.Join(place.Path, mountpoint.ControlName, "status"))
 	var told struct{ PID int }
 	if a.State != aside.OK || json.Unmarshal(a.Text, &told) != nil || told.PID <= 0 {
 		return nil, ctx.Err()
 	}
 	if err != nil {
-		daemon = fs.DaemonByPID(told.PID)
+		daemon = mountpoint.DaemonByPID(told.PID)
 	}
 	if daemon == nil {
-		daemon = fs.DaemonOf(place.Path, told.PID)
+		daemon = mountpoint.DaemonOf(place.Path, told.PID)
 	}
 	return daemon, ctx.Err()
 }

@@ -4,8 +4,6 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/hbmfs/hbmfs/cache/fetch"
-	"github.com/hbmfs/hbmfs/cache/store"
 	"github.com/hbmfs/hbmfs/internal/observe/promtext"
 )
 
@@ -87,7 +85,7 @@ func (s *Control) addTo(p *promtext.Page) {
 	}
 }
 
-func addOrigin(p *promtext.Page, o *fetch.Stats) {
+func addOrigin(p *promtext.Page, o *Origin) {
 	p.Counter("hbmfs_origin_requests_total", "Requests to the origin, retries among them.").Add(o.Requests)
 	p.Counter("hbmfs_origin_bytes_total", "Bytes that the origin gave.").Add(o.Bytes)
 	p.Counter("hbmfs_origin_retries_total", "Requests after one that failed.").Add(o.Retries)
@@ -95,7 +93,7 @@ func addOrigin(p *promtext.Page, o *fetch.Stats) {
 	p.Counter("hbmfs_origin_short_total", "Answers that ended early.").Add(o.Short)
 	p.Counter("hbmfs_origin_hedges_total", "Second requests for slow first ones.").Add(o.Hedges)
 	p.Counter("hbmfs_origin_failed_total", "Ranges that were given up.").Add(o.Failed)
-	p.Histogram("hbmfs_origin_answer_seconds", "Time until the origin answers a request.", fetch.Bounds(), o.Latency, o.Waited)
+	p.Histogram("hbmfs_origin_answer_seconds", "Time until the origin answers a request.", LatencyBounds(), o.Latency, o.Waited)
 	if len(o.Endpoints) == 0 {
 		return
 	}
@@ -115,7 +113,7 @@ func addOrigin(p *promtext.Page, o *fetch.Stats) {
 	}
 }
 
-func addCache(p *promtext.Page, c *store.Stats) {
+func addCache(p *promtext.Page, c *Cache) {
 	p.Gauge("hbmfs_cache_limit_bytes", "Bytes that the cache may take.").Add(c.Limit)
 	p.Gauge("hbmfs_cache_bytes", "Bytes that the cache takes.").Add(c.Bytes)
 	p.Gauge("hbmfs_cache_pinned_bytes", "Bytes of the cache that are in use and cannot be evicted.").Add(c.Pinned)

@@ -4,14 +4,11 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/hbmfs/hbmfs/cache/fetch"
-	"github.com/hbmfs/hbmfs/cache/store"
 )
 
 func TestMetricsOfARemoteSource(t *testing.T) {
-	s := Status{Origin: &fetch.Stats{Requests: 7, Latency: make([]int64, len(fetch.Bounds())+1), Waited: 1500 * time.Millisecond}, Cache: &store.Stats{Sick: true}}
-	s.Origin.Latency[0], s.Origin.Latency[len(fetch.Bounds())] = 3, 4
+	s := Status{Origin: &Origin{Requests: 7, Latency: make([]int64, len(LatencyBounds())+1), Waited: 1500 * time.Millisecond}, Cache: &Cache{Sick: true}}
+	s.Origin.Latency[0], s.Origin.Latency[len(LatencyBounds())] = 3, 4
 	page := s.Metrics()
 	for _, line := range []string{
 		"# TYPE hbmfs_origin_answer_seconds histogram",
@@ -26,7 +23,7 @@ func TestMetricsOfARemoteSource(t *testing.T) {
 			t.Errorf("no line %q in\n%s", line, page)
 		}
 	}
-	if n := strings.Count(page, "_bucket{"); n != len(fetch.Bounds())+1 {
-		t.Errorf("%d buckets, want %d", n, len(fetch.Bounds())+1)
+	if n := strings.Count(page, "_bucket{"); n != len(LatencyBounds())+1 {
+		t.Errorf("%d buckets, want %d", n, len(LatencyBounds())+1)
 	}
 }

@@ -4,8 +4,6 @@ package status
 import (
 	"time"
 
-	"github.com/hbmfs/hbmfs/cache/fetch"
-	"github.com/hbmfs/hbmfs/cache/store"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -28,8 +26,8 @@ type Status struct {
 	OpenFiles   OpenFiles    `json:"open_files"`
 	Control     Control      `json:"control"`
 	Handover    Handover     `json:"handover"`
-	Origin      *fetch.Stats `json:"origin,omitempty"` // of a remote source
-	Cache       *store.Stats `json:"cache,omitempty"`
+	Origin      *Origin      `json:"origin,omitempty"` // of a remote source
+	Cache       *Cache       `json:"cache,omitempty"`
 	Checkpoints *Checkpoints `json:"checkpoints,omitempty"` // of a checkpoint volume
 	KV          *KV          `json:"kv,omitempty"`          // of a KV volume
 }

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/hbmfs/hbmfs/internal/text/cli"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -52,12 +53,6 @@ func New(opt Options) *Corpus {
 // lenient says that files were chosen by the user.
 func (c *Corpus) lenient() bool { return len(c.opt.Include) > 0 || c.opt.From == "jsonl" }
 
-// IsRemote reports whether a source is an address.
-func IsRemote(source string) bool {
-	scheme, _, ok := strings.Cut(source, "://")
-	return ok && scheme != "" && !strings.ContainsAny(scheme, "/.")
-}
-
 // Add lists a source: a file, a directory, a glob or an address.
 func (c *Corpus) Add(ctx context.Context, source string) error {
 	before := len(c.Files)
@@ -74,7 +69,7 @@ func (c *Corpus) Add(ctx context.Context, source string) error {
 }
 
 func (c *Corpus) list(ctx context.Context, source string) error {
-	if IsRemote(source) {
+	if cli.IsRemote(source) {
 		return c.addRemote(ctx, source)
 	}
 	info, err := os.Stat(source)

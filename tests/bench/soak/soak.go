@@ -16,9 +16,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/hbmfs/hbmfs/cache/fetch"
-	"github.com/hbmfs/hbmfs/cache/store"
 	"github.com/hbmfs/hbmfs/cufile"
+	"github.com/hbmfs/hbmfs/internal/observe/status"
 )
 
 // soak is the origin, the mount, and what was seen.
@@ -208,8 +207,8 @@ type sample struct {
 	descriptors int
 	disk        int64 // bytes below the cache directory
 	kernel      int64 // bytes that the kernel asked for
-	cache       store.Stats
-	origin      fetch.Stats
+	cache       status.Cache
+	origin      status.Origin
 }
 
 // watch samples until ctx ends.
@@ -237,9 +236,9 @@ func (s *soak) sample() (one sample, err error) {
 		return one, err
 	}
 	var status struct {
-		PID      int         `json:"pid"`
-		Cache    store.Stats `json:"cache"`
-		Origin   fetch.Stats `json:"origin"`
+		PID      int           `json:"pid"`
+		Cache    status.Cache  `json:"cache"`
+		Origin   status.Origin `json:"origin"`
 		Counters struct {
 			Spliced int64 `json:"spliced_bytes"`
 			Copied  int64 `json:"copied_bytes"`

@@ -10,7 +10,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/hbmfs/hbmfs/cache/fetch"
+	"github.com/hbmfs/hbmfs/internal/observe/status"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
@@ -78,9 +78,9 @@ func gave(p *proxy, files map[string][]byte) (n int64) {
 	return n
 }
 
-func endpoints(t *testing.T, m *mounted) map[string]fetch.Endpoint {
+func endpoints(t *testing.T, m *mounted) map[string]status.Endpoint {
 	t.Helper()
-	out := map[string]fetch.Endpoint{}
+	out := map[string]status.Endpoint{}
 	for _, e := range m.status(t).Origin.Endpoints {
 		out[e.Name] = e
 	}

@@ -16,8 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hbmfs/hbmfs/cache/fetch"
-	"github.com/hbmfs/hbmfs/cache/store"
+	"github.com/hbmfs/hbmfs/internal/observe/status"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 	"github.com/hbmfs/hbmfs/tests/blackbox/powerloss"
 )
@@ -110,8 +109,8 @@ type mountStatus struct {
 		PassthroughOpens int64 `json:"passthrough_opens"`
 	}
 	Passthrough struct{ On bool }
-	Origin      fetch.Stats
-	Cache       store.Stats
+	Origin      status.Origin
+	Cache       status.Cache
 }
 
 func (m *mounted) status(t *testing.T) mountStatus {

@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hbmfs/hbmfs/internal/commands/touched"
+	"github.com/hbmfs/hbmfs/internal/commands/warm/touched"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 

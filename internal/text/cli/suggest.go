@@ -1,13 +1,12 @@
-// Package suggest finds the words that a mistyped one may have meant.
-package suggest
+package cli
 
 import (
 	"slices"
 	"strings"
 )
 
-// Like gives the words, at most three, that text is the beginning or a misspelling of: those that are nearest.
-func Like(text string, words []string) []string {
+// Nearest gives the words, at most three, that text is the beginning or a misspelling of: those that are nearest.
+func Nearest(text string, words []string) []string {
 	text = strings.ToLower(text)
 	var near []string
 	nearest := max(1, len(text)/3)
@@ -27,10 +26,10 @@ func Like(text string, words []string) []string {
 	return near[:min(len(near), 3)]
 }
 
-// Did gives the question that follows an error, ": did you mean --json?" for one, and "" where no word is near. Each word is
+// Suggest gives the question that follows an error, ": did you mean --json?" for one, and "" where no word is near. Each word is
 // written with the prefix.
-func Did(text, prefix string, words []string) string {
-	near := Like(text, words)
+func Suggest(text, prefix string, words []string) string {
+	near := Nearest(text, words)
 	if len(near) == 0 {
 		return ""
 	}

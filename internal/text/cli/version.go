@@ -1,5 +1,4 @@
-// Package release says which version of hbmfs a program is. Every program asks here, so that all of a release say the same.
-package release
+package cli
 
 import "runtime/debug"
 

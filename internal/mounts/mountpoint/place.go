@@ -1,4 +1,9 @@
-package fs
+// Package mountpoint finds the mounts of hbmfs and the processes that serve them, and takes mounts away. It asks /proc and the mount table alone, and
+// never the daemon, which may be stuck.
+//
+//	place, err := mountpoint.Locate(path)            // the mount that path leads to
+//	daemon, err := mountpoint.FindDaemon(place.Over) // the process that serves it
+package mountpoint
 
 import (
 	"os"
@@ -7,6 +12,12 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+)
+
+// ControlName is the directory in the root of every mount that holds status, metrics and views, and SocketName the socket in it. No listing shows it.
+const (
+	ControlName = ".hbmfs"
+	SocketName  = "control"
 )
 
 // Place is where a path leads, found without a question to any hbmfs mount, whose daemon may be stuck.
@@ -89,9 +100,9 @@ func (p *Place) Elsewhere() string {
 // fsType is how the kernel names these mounts.
 const fsType = "fuse.hbmfs"
 
-// mountAt returns the topmost mount at an absolute path, nil where there is none. It does not touch the filesystem,
+// At returns the topmost mount at an absolute path, nil where there is none. It does not touch the filesystem,
 // which may be dead, or not served yet.
-func mountAt(point string) (*mountinfo.Info, error) {
+func At(point string) (*mountinfo.Info, error) {
 	// Not mountinfo's own filter, which stops at the first.
 	all, err := mountinfo.GetMounts(func(i *mountinfo.Info) (skip, stop bool) { return i.Mountpoint != point, false })
 	return Uppermost(all)[point], err

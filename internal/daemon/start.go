@@ -1,8 +1,4 @@
-// Package background starts a mount that stays when its command has returned.
-//
-// The command runs [Start.Run], which starts this program again, as the daemon, and hears whether its mount is ready. The daemon calls
-// [TellNotes] and [StayBehind] once it is.
-package background
+package daemon
 
 import (
 	"bufio"
@@ -19,15 +15,15 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/fs"
-	"github.com/hbmfs/hbmfs/internal/commands/top"
+	"github.com/hbmfs/hbmfs/internal/mounts/mountpoint"
 	"github.com/hbmfs/hbmfs/internal/mounts/onmount"
 	"github.com/hbmfs/hbmfs/internal/mounts/ready"
 	"github.com/hbmfs/hbmfs/internal/sys/aside"
-	"github.com/hbmfs/hbmfs/internal/text/usage"
+	"github.com/hbmfs/hbmfs/internal/text/cli"
 )
 
-// Start starts a daemon.
-type Start struct {
+// start starts this program again, as a daemon that stays when its command has returned.
+type start struct {
 	Point          string // of its mount
 	LogName        string
 	Log            func() (log io.Writer, closeLog func(), err error) // opens it
@@ -35,9 +31,9 @@ type Start struct {
 	Mistake        int // exit code of a daemon whose command line is wrong
 }
 
-// Run starts the daemon and returns when the mount can be used. A Go program cannot fork, so the command starts itself again,
+// run starts the daemon and returns when the mount can be used. A Go program cannot fork, so the command starts itself again,
 // in a session of its own.
-func (s *Start) Run(ctx context.Context) error {
+func (s *start) run(ctx context.Context) error {
 	read, write, err := os.Pipe()
 	if err != nil {
 		return err
@@ -91,7 +87,7 @@ func (s *Start) Run(ctx context.Context) error {
 	case err == nil:
 		_, _ = s.Stderr.Write(wrote) // the error stands without it
 		if how != nil && how.ExitCode() == s.Mistake {
-			return usage.Error{Err: errors.New(text)}
+			return cli.Mistake{Err: errors.New(text)}
 		}
 		return errors.New(text)
 	}
@@ -117,16 +113,16 @@ func endOfDaemon(daemon *exec.Cmd) *os.ProcessState {
 }
 
 // clearKilled takes away the mount of a daemon that had to be killed.
-func (s *Start) clearKilled(state *os.ProcessState) error {
-	place, err := fs.Locate(s.Point)
+func (s *start) clearKilled(state *os.ProcessState) error {
+	place, err := mountpoint.Locate(s.Point)
 	if err != nil || !place.HBMFS() || state == nil || state.Exited() {
 		return err
 	}
-	return fs.Detach(s.Point)
+	return mountpoint.Detach(s.Point)
 }
 
 // died says how a daemon ended that did not say why. The log has all its words.
-func (s *Start) died(state *os.ProcessState, said []byte, logErr error) error {
+func (s *start) died(state *os.ProcessState, said []byte, logErr error) error {
 	how := "it does not end"
 	if state != nil {
 		how = state.String()
@@ -144,7 +140,7 @@ func (s *Start) died(state *os.ProcessState, said []byte, logErr error) error {
 const wordsMax = 64 << 10
 
 // keepWords puts the last words of a daemon where it would have logged.
-func (s *Start) keepWords(said []byte) error {
+func (s *start) keepWords(said []byte) error {
 	if len(said) == 0 {
 		return nil
 	}
@@ -162,19 +158,19 @@ func (s *Start) keepWords(said []byte) error {
 const noteTime = 120 * time.Millisecond
 
 // showNote shows a note of the daemon.
-func (s *Start) showNote(text string) {
-	fmt.Fprintf(s.Stderr, "hbmfs: %s\n", top.Printable(text))
+func (s *start) showNote(text string) {
+	fmt.Fprintf(s.Stderr, "hbmfs: %s\n", cli.Printable(text))
 }
 
 // hearNotes shows what the daemon finds wrong with a mount that is ready, within noteTime.
-func (s *Start) hearNotes(ctx context.Context, read *os.File, from *bufio.Reader) {
+func (s *start) hearNotes(ctx context.Context, read *os.File, from *bufio.Reader) {
 	_ = read.SetReadDeadline(time.Now().Add(noteTime + aside.Grace)) // a pipe has deadlines
 	defer context.AfterFunc(ctx, func() { _ = read.SetReadDeadline(time.Unix(1, 0)) })()
 	_, _, _ = ready.Listen(from, s.showNote) // there is none after "ready", but the end
 }
 
-// TellNotes reports what the daemon finds wrong with a mount that is ready, within noteTime.
-func TellNotes(ctx context.Context, m *fs.Mount, report *ready.Report) {
+// tellNotes reports what the daemon finds wrong with a mount that is ready, within noteTime.
+func tellNotes(ctx context.Context, m *fs.Mount, report *ready.Report) {
 	soon := time.NewTimer(noteTime)
 	defer soon.Stop()
 	whole := false
@@ -188,13 +184,13 @@ func TellNotes(ctx context.Context, m *fs.Mount, report *ready.Report) {
 		report.Note(note)
 	}
 	if !whole {
-		report.Note(fmt.Sprintf("the formats are still being recognized: problems will be in %s/%s/status", m.Point(), fs.ControlName))
+		report.Note(fmt.Sprintf("the formats are still being recognized: problems will be in %s/%s/status", m.Point(), mountpoint.ControlName))
 	}
 }
 
-// StayBehind makes the daemon independent of the command that started it. A panic, and whatever else goes to standard error
+// stayBehind makes the daemon independent of the command that started it. A panic, and whatever else goes to standard error
 // from now on, is in the log.
-func StayBehind(out io.Writer) error {
+func stayBehind(out io.Writer) error {
 	log, ok := out.(*os.File)
 	if !ok {
 		return errors.New("the log is no file")

@@ -1,4 +1,4 @@
-package fs
+package mountpoint
 
 import (
 	"bytes"
@@ -91,7 +91,7 @@ func DaemonOf(path string, told int) *Daemon {
 		return nil
 	}
 	defer func() { _ = unix.Close(fd) }() // nothing is asked on it
-	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: fmt.Sprintf("/proc/self/fd/%d/%s", dir, socketName)}); err != nil {
+	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: fmt.Sprintf("/proc/self/fd/%d/%s", dir, SocketName)}); err != nil {
 		return nil
 	}
 	pidfd, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PEERPIDFD)

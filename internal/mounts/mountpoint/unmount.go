@@ -1,4 +1,4 @@
-package fs
+package mountpoint
 
 import (
 	"bufio"
@@ -101,7 +101,7 @@ func (u use) String() string { return fmt.Sprintf("%s (pid %d, %s)", u.Command, 
 // uses finds the processes that have a file of the mount open or mapped, or work in it. It asks /proc alone, since looking
 // at the files themselves would hang on a dead daemon. Only root sees other users' processes.
 func uses(point string) ([]use, error) {
-	info, err := mountAt(point)
+	info, err := At(point)
 	if err != nil || info == nil {
 		return nil, err
 	}

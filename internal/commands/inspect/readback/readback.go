@@ -13,7 +13,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/cufile"
 	"github.com/hbmfs/hbmfs/internal/commands/inspect"
-	"github.com/hbmfs/hbmfs/internal/text/usage"
+	"github.com/hbmfs/hbmfs/internal/text/cli"
 )
 
 // Options say what is read, and how.
@@ -45,7 +45,7 @@ const (
 	most  = 256
 )
 
-// Files reads files one after the other, and gives each result to each. A range that does not lie in its file is a [usage.Error].
+// Files reads files one after the other, and gives each result to each. A range that does not lie in its file is a [cli.Mistake].
 func Files(ctx context.Context, names []string, o Options, each func(*Result) error) (err error) {
 	o.Reader.Arena = (depth + 1) * (span + 64<<10) // and a unit for unaligned bytes
 	r, err := cufile.New(ctx, o.Reader)
@@ -92,7 +92,7 @@ func (o *Options) some(ctx context.Context, r *cufile.Reader, names []string, ea
 func (o *Options) move(ctx context.Context, f *cufile.File, name string) (*Result, error) {
 	offset, length := o.Offset, o.Length
 	if offset < 0 || offset > f.Size() || length < -1 || length > f.Size()-offset {
-		return nil, usage.Errorf("%s has %d bytes: --offset %d --length %d is not inside", name, f.Size(), offset, length)
+		return nil, cli.Mistakef("%s has %d bytes: --offset %d --length %d is not inside", name, f.Size(), offset, length)
 	}
 	if length < 0 {
 		length = f.Size() - offset

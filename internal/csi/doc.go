@@ -1,0 +1,2 @@
+// Package csi serves volumes to the pods of Kubernetes.
+package csi

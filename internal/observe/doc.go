@@ -1,0 +1,2 @@
+// Package observe has the state and the metrics of a running mount.
+package observe

@@ -1,0 +1,2 @@
+// Package sys offers what Linux has beyond Go's library.
+package sys

@@ -1,0 +1,2 @@
+// Package volume keeps the data that users write.
+package volume
