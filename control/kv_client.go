@@ -141,16 +141,6 @@ func (n *Namespace) Verify(ctx context.Context, cursor uint64) (KVVerified, erro
 	return ParseKVVerified(a.payload)
 }
 
-// StatKV gives the counts of a namespace, of all with 0.
-func (c *Client) StatKV(ctx context.Context, space uint32) (KVCounts, error) {
-	m := KVStat{space}
-	a, err := c.ask(ctx, TypeKVStat, TypeKVCounts, m.AppendTo)
-	if err != nil {
-		return KVCounts{}, fmt.Errorf("ask for the counts of a KV volume: %w", err)
-	}
-	return ParseKVCounts(a.payload)
-}
-
 // Seen is the highest token that came, also on the connections that this one goes on with.
 func (c *Client) Seen() uint64 { return c.tokens.Load() }
 

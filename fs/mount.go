@@ -52,8 +52,6 @@ type Options struct {
 	// MayWrite refuses a process that may not change a KV volume, whatever the modes of namespaces say; nil: the modes alone decide.
 	MayWrite func(pid int) error
 
-	Opened func() // is told of each open, and must return at once; nil: nobody
-
 	// Around makes the filesystem that the kernel talks to, around the mount's, where Top is nil; nil: the mount's itself.
 	Around func(inner *Mount) fuse.RawFileSystem
 }

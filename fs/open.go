@@ -20,9 +20,6 @@ const (
 
 // Open opens a file: passthrough if the kernel can read the source itself, through its page cache otherwise.
 func (m *Mount) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
-	if m.opt.Opened != nil {
-		m.opt.Opened()
-	}
 	i := number(in.NodeId)
 	ctx := newRequest(cancel, &in.InHeader)
 	defer ctx.end()

@@ -1,7 +1,6 @@
 package httporigin
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,13 +8,10 @@ import (
 	"io"
 	"io/fs"
 	"net/http"
-	"net/url"
 	"slices"
 	"strings"
 	"sync"
 
-	"golang.org/x/net/html"
-	"golang.org/x/net/html/atom"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/hbmfs/hbmfs/cache"
@@ -28,7 +24,7 @@ const (
 )
 
 // errNoListing says that a server shows something else where a directory is.
-var errNoListing = errors.New("its page for the directory is no listing as nginx, Apache, lighttpd and Python's http.server make it")
+var errNoListing = errors.New("its page for the directory is not a listing in JSON, as nginx writes it with autoindex_format json")
 
 // entries are what a page says of a directory: names of files, and names of directories with a slash at their end.
 type entries []string
@@ -124,7 +120,7 @@ func (o *Origin) page(ctx context.Context, dir string) (names entries, err error
 		if len(text) > maxPage {
 			return fmt.Errorf("%w: the server's listing has more than %d bytes", fs.ErrInvalid, maxPage)
 		}
-		if names, err = entriesOf(text, req.URL); err != nil {
+		if names, err = entriesOf(text); err != nil {
 			return fmt.Errorf("%w: %w", fs.ErrInvalid, err)
 		}
 		return nil
@@ -132,15 +128,8 @@ func (o *Origin) page(ctx context.Context, dir string) (names entries, err error
 	return names, err
 }
 
-// entriesOf reads a page: nginx's JSON (autoindex_format json), or HTML with a link for each entry.
-func entriesOf(text []byte, at *url.URL) (entries, error) {
-	if bytes.HasPrefix(bytes.TrimSpace(text), []byte("[")) {
-		return entriesOfJSON(text)
-	}
-	return entriesOfHTML(text, at)
-}
-
-func entriesOfJSON(text []byte) (names entries, err error) {
+// entriesOf reads a listing as nginx writes it with autoindex_format json.
+func entriesOf(text []byte) (names entries, err error) {
 	var list []struct{ Name, Type string }
 	if err := json.Unmarshal(text, &list); err != nil {
 		return nil, errNoListing
@@ -160,50 +149,6 @@ func entriesOfJSON(text []byte) (names entries, err error) {
 		names = append(names, name)
 	}
 	return names, nil
-}
-
-// entriesOfHTML takes the links of a listing that lead to an entry of the directory itself. Others lead to its parent, or sort it.
-func entriesOfHTML(text []byte, at *url.URL) (names entries, err error) {
-	known, listing := map[string]bool{}, false
-	page := html.NewTokenizer(bytes.NewReader(text))
-	page.SetMaxBuf(1 << 20)
-	for {
-		switch page.Next() {
-		case html.ErrorToken:
-			if err := page.Err(); !errors.Is(err, io.EOF) || !listing {
-				return nil, errNoListing
-			}
-			return names, nil
-		case html.TextToken: // its title comes before the first link
-			said := strings.TrimSpace(string(page.Text()))
-			listing = listing || strings.HasPrefix(said, "Index of ") || strings.HasPrefix(said, "Directory listing for ")
-		case html.StartTagToken:
-			tag, more := page.TagName()
-			for more && atom.Lookup(tag) == atom.A {
-				var key, value []byte
-				if key, value, more = page.TagAttr(); string(key) != "href" {
-					continue
-				}
-				if name := entryAt(at, string(value)); listing && name != "" && !known[name] {
-					known[name] = true
-					names = append(names, name)
-				}
-			}
-		}
-	}
-}
-
-// entryAt is the name of the entry that a link of a directory's page leads to, "" for links that lead elsewhere.
-func entryAt(at *url.URL, link string) string {
-	u, err := at.Parse(link)
-	if err != nil || u.Scheme != at.Scheme || u.Host != at.Host || u.RawQuery != "" || u.Fragment != "" {
-		return ""
-	}
-	name, below := strings.CutPrefix(u.Path, at.Path)
-	if !below || !isEntry(name) {
-		return ""
-	}
-	return name
 }
 
 // isEntry tells whether a name can be one of a file, or with a slash at its end of a directory.

@@ -198,7 +198,7 @@ func (o *Origin) List(ctx context.Context) (*cache.Listing, error) {
 	case refused != nil:
 		return nil, fmt.Errorf("list %s: %w", o, refused)
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission), errors.Is(err, errNoListing):
-		return nil, fmt.Errorf("list %s: none of %s is there, and the server does not list the directory (%w): name one file, put the dataset's index beside it, or have the server list it (autoindex of nginx)",
+		return nil, fmt.Errorf("list %s: none of %s is there, and the server does not list the directory (%w): name one file, put the dataset's index beside it, or have the server list it in JSON (autoindex on; autoindex_format json; of nginx)",
 			o, strings.Join(known, ", "), err)
 	}
 	return nil, fmt.Errorf("list %s: %w", o, err)

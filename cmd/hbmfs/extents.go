@@ -8,38 +8,15 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/spf13/cobra"
-
 	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/internal/commands/where"
 	"github.com/hbmfs/hbmfs/internal/text/cli"
 	"github.com/hbmfs/hbmfs/internal/text/size"
 )
 
-// extentsCommand is hbmfs extents.
-type extentsCommand struct{ printer }
-
-func newExtentsCommand() *cobra.Command {
-	c := &extentsCommand{}
-	cmd := c.work(&cobra.Command{
-		Use:   "extents FILE",
-		Short: "Say where the bytes of a file in a mount lie",
-		Long: `Ask the daemon where every byte of FILE lies, over the control channel that GPU readers use. FILE is in a mount of
-hbmfs; the paths of the answer are relative to the mount's source. Bytes that hbmfs makes, such as the header of
-tokens.npy, are in no file of the source: they are marked "inline". Bytes of a remote source lie in files
-below segments/ of the mount's cache, or are marked "pending" as long as they are not on this machine.
-
-The table shows equal pieces at equal distances in one line. --json lists each piece:
-
-  {"size": 1034, "extents": [{"logical": 0, "length": 128, "path": "", "offset": 0, "flags": ["inline"]}, ...]}`,
-		Example: "  hbmfs extents /mnt/pile/.hbmfs/views/tokens.npy\n  hbmfs extents --json /mnt/pile/train.bin | jq '.extents[0]'",
-	}, exactArgs(1), c.run)
-	cmd.Flags().Lookup("json").Usage = "print the result as JSON, piece by piece"
-	return cmd
-}
-
-func (c *extentsCommand) run(ctx context.Context, paths []string) error {
-	f, err := os.Open(paths[0])
+// runExtents asks the daemon where every byte of a file lies.
+func (c *locateCommand) runExtents(ctx context.Context, path string) error {
+	f, err := os.Open(path)
 	if err != nil {
 		return err
 	}
@@ -48,12 +25,12 @@ func (c *extentsCommand) run(ctx context.Context, paths []string) error {
 	if err != nil {
 		return err
 	}
-	extents, err := where.Extents(ctx, f, "hbmfs extents")
+	extents, err := where.Extents(ctx, f, "hbmfs locate")
 	if err != nil {
 		return err
 	}
 	if !c.asJSON {
-		c.printTable(paths[0], info, extents)
+		c.printExtents(path, info, extents)
 		return nil
 	}
 	out := bufio.NewWriter(c.stdout)
@@ -86,7 +63,7 @@ func writeExtentsJSON(w *bufio.Writer, size int64, extents []where.Extent) error
 	return err
 }
 
-func (c *extentsCommand) printTable(file string, info control.FileInfo, extents []where.Extent) {
+func (c *locateCommand) printExtents(file string, info control.FileInfo, extents []where.Extent) {
 	pieces := int64(0)
 	for _, e := range extents {
 		pieces += e.Count

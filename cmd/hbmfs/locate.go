@@ -12,11 +12,14 @@ import (
 )
 
 // locateCommand is hbmfs locate.
-type locateCommand struct{ printer }
+type locateCommand struct {
+	extents bool
+	printer
+}
 
 func newLocateCommand() *cobra.Command {
 	c := &locateCommand{}
-	return c.work(&cobra.Command{
+	cmd := c.work(&cobra.Command{
 		Use:   "locate FILE",
 		Short: "Name the backing files of a file in a mount, for programs that call cuFile themselves",
 		Long: `Name the files of this machine that the bytes of FILE lie in, and where in them. FILE is in a mount of hbmfs. A program that
@@ -27,12 +30,24 @@ lies in PATH from byte AT on, the next one STRIDE further. Each path is compared
 inode are the same.
 
 Bytes of a remote source lie in segments of the mount's cache, which may be evicted while no reader has them open. hbmfs
-counts no bytes that are read so.`,
-		Example: "  hbmfs locate /mnt/pile/train.bin\n  hbmfs locate --json /mnt/pile/train.bin | jq -r .whole",
+counts no bytes that are read so.
+
+--extents prints what the daemon tells GPU readers over the control channel. Paths are then relative to the mount's source, or
+below segments/ of its cache. Bytes that hbmfs makes, such as the header of tokens.npy, are marked "inline". Bytes that are not
+on this machine yet are marked "pending". The table shows equal pieces at equal distances in one line; --json lists each piece.`,
+		Example: `  hbmfs locate /mnt/pile/train.bin
+  hbmfs locate --json /mnt/pile/train.bin | jq -r .whole
+  hbmfs locate --extents /mnt/pile/.hbmfs/views/tokens.npy
+  hbmfs locate --extents --json /mnt/pile/train.bin | jq '.extents[0]'`,
 	}, exactArgs(1), c.run)
+	cmd.Flags().BoolVar(&c.extents, "extents", false, "print the extents that the daemon tells GPU readers")
+	return cmd
 }
 
 func (c *locateCommand) run(ctx context.Context, paths []string) error {
+	if c.extents {
+		return c.runExtents(ctx, paths[0])
+	}
 	l, err := where.Locate(ctx, paths[0])
 	if err != nil {
 		return err

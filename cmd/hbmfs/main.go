@@ -117,7 +117,7 @@ the same tokens as one NumPy array, one flat file, or a Megatron pair, without a
   hbmfs inspect /data/pile              what is this dataset, and is it sound?
   hbmfs mount /data/pile /mnt/pile      mount it; views are in /mnt/pile/.hbmfs/views
   hbmfs status /mnt/pile                what is mounted there, and is it well?
-  hbmfs extents /mnt/pile/train.bin     where do the bytes of a file lie?
+  hbmfs locate /mnt/pile/train.bin      where do the bytes of a file lie?
   hbmfs locate /mnt/pile/train.bin      which local file can another program give to cuFile?
   hbmfs read /mnt/pile/train.bin        move them into GPU memory, and say by which path
   hbmfs check /mnt/pile/train.bin       do they get there without the CPU, and if not, why?
@@ -140,7 +140,7 @@ the same tokens as one NumPy array, one flat file, or a Megatron pair, without a
 	})
 	root.SetHelpCommand(newHelpCommand(root))
 	addCommands(root, newMountCommand(), newUmountCommand(), newUpgradeCommand(), newStatusCommand(), newTopCommand(), newLsCommand(), newInspectCommand(),
-		newExtentsCommand(), newLocateCommand(), newReadCommand(), newBenchCommand(), newPlanCommand(), newCheckCommand(), newCuFileJSONCommand(), newWarmCommand(),
+		newLocateCommand(), newReadCommand(), newBenchCommand(), newPlanCommand(), newCheckCommand(), newCuFileJSONCommand(), newWarmCommand(),
 		newCacheCommand(), newCheckpointCommand(), newPublishCommand(), newKVCommand(), newPackCommand(), newVersionCommand(), newManCommand(root))
 	addHidden(root)
 	return root

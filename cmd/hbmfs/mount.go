@@ -122,7 +122,6 @@ func (c *mountCommand) addFlags(cmd *cobra.Command) {
 	f.Var(&c.readAhead, "read-ahead", "bytes that the kernel reads ahead of a sequential reader of a view; root only, 0 is the kernel's own (128KiB)")
 	f.Lookup("read-ahead").DefValue = "512KiB for root" // the same words for all users
 	f.BoolVar(&c.Options.Frozen, "frozen", false, "promise that files and their permissions stay as they are while they are mounted: the kernel opens files without asking, and keeps their bytes, so small files are as fast as at the source from the second reading on; root only")
-	f.BoolVar(&c.Awake, "awake", false, "keep all idle processors of this machine from sleeping while many files are opened: small files open faster, at the power that takes; root only")
 	f.StringVar(&c.LogFile, "log-file", "", "file that the log is appended to (default in the background: /var/log/hbmfs.log for root, else hbmfs/hbmfs.log in XDG_STATE_HOME)")
 	addChoice(cmd, &c.LogLevel, "log-level", "info", "debug, info, warn or error", "debug", "info", "warn", "error")
 	addSourceFlags(f, &c.Dataset)

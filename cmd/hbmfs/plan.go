@@ -26,7 +26,6 @@ type planCommand struct {
 	price      float64
 	html       string
 	sys        string
-	fanOut     fanOut
 	stdin      io.Reader
 	printer
 }
@@ -54,11 +53,6 @@ Every result is a range: low with all assumptions low, high with all high. The p
   plain      one thread for each GPU reads, then copies: a program without hbmfs
   direct     drive to GPU by DMA; only where FILE.yaml says direct: true, which hbmfs check can prove
 
---fan-out is about something else: how long many nodes take that read one dataset from one origin at once, and how many caches
-before it they need (docs/guide/many-nodes.md). The time to the last node comes by calculation, and by two simulations:
-in one all nodes read in the same order, in the other each begins elsewhere. The rates are yours to give: 10 Gb/s for the origin and for a cache
-are assumed, and 765 MB/s for a node.
-
 Calibrated on one and two H200s, the model met four and eight within 15%. docs/reference/planning.md says what it leaves out.`,
 		Example: `  hbmfs plan --example | hbmfs plan -                 a node with GPUs, on any machine
   hbmfs plan                                          this node, if it has GPUs
@@ -66,8 +60,6 @@ Calibrated on one and two H200s, the model met four and eight within 15%. docs/r
   hbmfs plan --example > node.yaml                    a description to edit
   hbmfs plan node.yaml --html report.html             charts, for the screen and for paper
   hbmfs plan node.yaml --here                         this node beside those that you think of buying
-
-  hbmfs plan --fan-out 100,1000 --epoch 2TB --origin-rate 5GB/s --cache-rate 3GB/s   how many caches do so many nodes need?
 
   hbmfs bench --gpus 0   --json --modes sequential --threads 4 data.bin > 1x4.json
   hbmfs bench --gpus 0,1 --json --modes sequential --threads 8 data.bin > 2x8.json
@@ -80,11 +72,6 @@ Calibrated on one and two H200s, the model met four and eight within 15%. docs/r
 				return err
 			}
 			c.file = strings.Join(args, "")
-			if fansOut, err := c.fansOut(cmd.Flags()); err != nil {
-				return err
-			} else if fansOut {
-				return c.runFanOut(cmd.Context())
-			}
 			return c.run(cmd.Context())
 		},
 	}
@@ -102,7 +89,6 @@ func (c *planCommand) flags(f *pflag.FlagSet, example *bool) {
 	f.BoolVar(&c.here, "here", false, "put this node beside those of FILE.yaml")
 	f.StringVar(&c.html, "html", "", "write a page with charts here, and print nothing")
 	f.BoolVar(example, "example", false, "print a description with every key, to edit")
-	c.fanOut.flags(f)
 	f.StringVar(&c.sys, "sys", "/sys", "where sysfs is")
 	_ = f.MarkHidden("sys") // for tests: the flag exists
 }

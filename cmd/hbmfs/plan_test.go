@@ -128,28 +128,3 @@ func TestPlanOfStandardInput(t *testing.T) {
 		t.Errorf("%v:\n%s", err, stdout.String())
 	}
 }
-
-func TestPlanOfManyNodes(t *testing.T) {
-	got := runPlanLine(t, "--fan-out", "4,20", "--epoch", "10GB", "--origin-rate", "100MB/s")
-	if got.code != exitOK || strings.Count(got.stdout, "<- enough") != 2 || !strings.Contains(got.stdout, "20 nodes read 10.0 GB at once; the origin sends 100.0 MB/s") {
-		t.Errorf("exit %d: %s%s", got.code, got.stdout, got.stderr)
-	}
-	var said struct {
-		FanOut []struct {
-			Nodes int
-			Rows  []struct {
-				Caches int
-				Time   float64 `json:"time_s"`
-			}
-		} `json:"fan_out"`
-	}
-	got = runPlanLine(t, "--fan-out", "8", "--epoch", "10GB", "--origin-rate", "100MB/s", "--json")
-	if err := json.Unmarshal([]byte(got.stdout), &said); err != nil || len(said.FanOut) != 1 || said.FanOut[0].Nodes != 8 || said.FanOut[0].Rows[0].Time != 800 {
-		t.Errorf("%v: %s", err, got.stdout)
-	}
-	for _, args := range [][]string{{"--fan-out", "8"}, {"--fan-out", "0", "--epoch", "1TB"}, {"--origin-rate", "1GB/s"}, {"--fan-out", "8", "--epoch", "1TB", "--here"}, {"--fan-out", "8", "--epoch", "1TB", "node.yaml"}} {
-		if got := runPlanLine(t, args...); got.code != exitUsage || got.stderr == "" {
-			t.Errorf("%q: exit %d: %s", args, got.code, got.stderr)
-		}
-	}
-}

@@ -29,7 +29,6 @@ type Mount struct {
 	Foreground bool
 	NoKeeper   bool // the mount ends with its daemon
 	NoSpare    bool // no second daemon waits for its turn
-	Awake      bool // idle processors do not sleep while many files are opened
 	LogFile    string
 	LogLevel   string // debug, info, warn or error
 

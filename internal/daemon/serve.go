@@ -16,7 +16,6 @@ import (
 	"github.com/hbmfs/hbmfs/internal/mounts/mountpoint"
 	"github.com/hbmfs/hbmfs/internal/mounts/ready"
 	"github.com/hbmfs/hbmfs/internal/observe/trace"
-	"github.com/hbmfs/hbmfs/internal/sys/awake"
 )
 
 // serve mounts, reports that the mount is ready, and stays until it is unmounted.
@@ -101,25 +100,11 @@ func (m *Mount) begin(ctx context.Context, from *source, opt fs.Options) (*fs.Mo
 	if err := m.places.makePoint(); err != nil {
 		return nil, err
 	}
-	m.keepAwake(&opt)
 	mount, err := fs.New(ctx, m.Point, from.listing, opt)
 	if err == nil && from.mounted != nil {
 		err = from.mounted()
 	}
 	return mount, err
-}
-
-// keepAwake has the mount keep idle processors awake, if that is asked for. Where it is not possible the mount says so.
-func (m *Mount) keepAwake(opt *fs.Options) {
-	if !m.Awake {
-		return
-	}
-	p, err := awake.New()
-	if err != nil {
-		opt.Notes = append(opt.Notes, fmt.Sprintf("--awake has no effect: %v", err))
-		return
-	}
-	opt.Opened = p.Used
 }
 
 // awaitTurn has a spare wait before it opens a cache: two daemons of one mount would each evict what the other keeps.

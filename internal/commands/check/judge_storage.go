@@ -163,7 +163,7 @@ func (j *judge) judgeExt4(mount *Mount, through string) {
 
 func (j *judge) judgeFUSE(mount *Mount) {
 	if mount.Type == "fuse.hbmfs" {
-		j.unknown(inStorage, "filesystem", "hbmfs on "+mount.Point+": its control channel did not say where the bytes lie", "hbmfs extents "+j.path())
+		j.unknown(inStorage, "filesystem", "hbmfs on "+mount.Point+": its control channel did not say where the bytes lie", "hbmfs locate --extents "+j.path())
 		return
 	}
 	j.fail(rankFilesystem, "filesystem", fmt.Sprintf("%s on %s", mount.Type, mount.Point), "a FUSE daemon moves its bytes, and cuFile cannot see past it", "name the directory that the daemon reads, or mount it with hbmfs")

@@ -12,14 +12,14 @@ import (
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
-// TestExtentsCommand puts every golden file together from the source, by what `hbmfs extents --json` says alone.
+// TestExtentsCommand puts every golden file together from the source, by what `hbmfs locate --extents --json` says alone.
 func TestExtentsCommand(t *testing.T) {
 	blackbox.NeedRoot(t)
 	goldenFiles(t, func(t *testing.T, m *mounted, path string) {
 		if blackbox.Race && path != m.Path(".hbmfs", "views", "tokens.npy") {
 			return // starting hbmfs under the race detector takes a second
 		}
-		out, err := suite.Output(limited(t), "extents", "--json", path)
+		out, err := suite.Output(limited(t), "locate", "--extents", "--json", path)
 		must(t, err)
 		var said struct {
 			Size    int64 `json:"size"`
@@ -122,7 +122,7 @@ func TestExtentsCommandForPeople(t *testing.T) {
 	m := mount(t, "../../data/testdata/nanogpt", "--show-views")
 	view, err := m.View("tokens.npy")
 	must(t, err)
-	out, err := suite.Output(limited(t), "extents", view)
+	out, err := suite.Output(limited(t), "locate", "--extents", view)
 	must(t, err)
 	for _, part := range []string{"LOGICAL", "(inline)", ".bin"} {
 		if !strings.Contains(string(out), part) {
@@ -130,7 +130,7 @@ func TestExtentsCommandForPeople(t *testing.T) {
 		}
 	}
 	var said strings.Builder
-	command := suite.Command(limited(t), "extents", view)
+	command := suite.Command(limited(t), "locate", "--extents", view)
 	read, write, err := os.Pipe()
 	must(t, err)
 	must(t, read.Close())
@@ -140,7 +140,7 @@ func TestExtentsCommandForPeople(t *testing.T) {
 	}
 	must(t, write.Close())
 	for path, part := range map[string]string{"../../data/testdata/expect.json": "not a data file of an hbmfs mount", m.Path("none"): "no such file"} {
-		if _, err := suite.Output(limited(t), "extents", path); err == nil || !strings.Contains(err.Error(), part) {
+		if _, err := suite.Output(limited(t), "locate", "--extents", path); err == nil || !strings.Contains(err.Error(), part) {
 			t.Errorf("extents of %s: %v, want %q", path, err, part)
 		}
 	}
@@ -151,7 +151,7 @@ func TestExtentsCommandShowsNamesAsTheyPrint(t *testing.T) {
 	source := suite.NewDir(t)
 	must(t, os.WriteFile(filepath.Join(source, "a\n\x1b[2Jb"), []byte("some text"), 0o644))
 	m := mount(t, source)
-	out, err := suite.Output(limited(t), "extents", m.Path("a\n\x1b[2Jb"))
+	out, err := suite.Output(limited(t), "locate", "--extents", m.Path("a\n\x1b[2Jb"))
 	must(t, err)
 	if said := string(out); strings.Count(said, "a??[2Jb") != 2 || strings.Contains(said, "\x1b") {
 		t.Errorf("%q", said)

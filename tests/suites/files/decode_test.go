@@ -107,7 +107,7 @@ func checkDecodedExtents(t *testing.T, m *mounted, cached string, f mdsFile) {
 	if os.Geteuid() != 0 { // the control channel may be off for others
 		return
 	}
-	r := run(t, "extents", "--json", m.Path(f.Basename))
+	r := run(t, "locate", "--extents", "--json", m.Path(f.Basename))
 	var got struct {
 		Extents []struct {
 			Length int

@@ -334,7 +334,7 @@ func commandsOn(t *testing.T, m *mounted) {
 	must(t, os.Symlink(file, link))
 	var all []*begun
 	for _, args := range [][]string{
-		{"inspect", m.Point}, {"extents", file}, {"extents", link}, {"read", "--to", "host", file}, {"bench", "--to", "host", file}, {"warm", m.Point},
+		{"inspect", m.Point}, {"locate", "--extents", file}, {"locate", "--extents", link}, {"read", "--to", "host", file}, {"bench", "--to", "host", file}, {"warm", m.Point},
 		{"pack", "--to", "npy", m.Point, filepath.Join(suite.NewDir(t), "new")}, {"mount", m.Point, point}, {"mount", "-f", m.Point, point},
 		{"cache", "ls", m.Point},
 	} {

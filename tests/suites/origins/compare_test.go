@@ -99,7 +99,7 @@ func (m *mounted) views(t *testing.T) map[string][sha256.Size]byte {
 	return sums
 }
 
-// extents are where the bytes of a file lie, as hbmfs extents says.
+// extents are where the bytes of a file lie, as hbmfs locate --extents says.
 type extents struct {
 	Size    int64
 	Extents []struct {
@@ -111,7 +111,7 @@ type extents struct {
 
 func (m *mounted) extents(t *testing.T, name string) (e extents) {
 	t.Helper()
-	out, err := suite.Output(t.Context(), "extents", "--json", m.Path(name))
+	out, err := suite.Output(t.Context(), "locate", "--extents", "--json", m.Path(name))
 	must(t, err)
 	must(t, json.Unmarshal(out, &e))
 	return e
