@@ -68,7 +68,7 @@ def test_megatron(source):
 
 @pytest.fixture
 def alone():
-    """No other test has a StreamingDataset meanwhile, as in tests/loaders/real.py."""
+    """No other test has a StreamingDataset meanwhile, as in tests/suites/loaders/real.py."""
     fd = os.open("/dev/shm", os.O_RDONLY)
     fcntl.flock(fd, fcntl.LOCK_EX)
     yield
