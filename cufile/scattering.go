@@ -73,15 +73,15 @@ func (s *scattering) start(ctx context.Context, done func(Result, error)) bool {
 
 // run does all of it, and waits.
 func (s *scattering) run(ctx context.Context) (Result, error) {
-	if err := s.look(); err != nil {
-		return Result{}, err
-	}
-	if s.parts[0].file.r.copied != nil {
-		total, err := scatterHost(ctx, s.to, s.parts)
+	if s.r.copied != nil {
+		total, missing, err := s.copyMapped(ctx)
 		if err != nil {
 			return Result{}, err
 		}
-		return s.rest(ctx, total, nil, nil)
+		return s.rest(ctx, total, missing, nil)
+	}
+	if err := s.look(); err != nil {
+		return Result{}, err
 	}
 	err := mapped.ErrApart
 	if s.r.seesRows() {
