@@ -6,7 +6,7 @@ name=$1 out=$2
 shift 2
 folders=
 for arch in $ARCH; do
-    GOARCH=$arch "$MAKE" build BIN="$WORK/$arch-nogpu" TAGS=nogpu
+    GOARCH=$arch MAKEFLAGS= "$MAKE" build BIN="$WORK/$arch-nogpu" TAGS=nogpu
     folders="$folders $arch=$WORK/$arch-nogpu"
 done
 # Word splitting is wanted: one argument for each architecture.
