@@ -16,24 +16,51 @@ const (
 	coldRequests = 32
 )
 
-// scatterHost copies the rows of mapped files to memory of the host, and reads the others.
-func scatterHost(ctx context.Context, to crew.Destination, parts []part) (total Result, err error) {
-	var missing []part
-	for _, p := range parts {
-		rest := p.file.copyRows(&to, p.spans, &total, &err)
+// quickBytes is what is copied while a request begins: waking another thread takes as much CPU time as copying some hundred kilobytes.
+const quickBytes = 512 << 10
+
+// copiedAtOnce says whether the thread that begins a request copies its rows: they are few bytes, and the last request of each file found all of its own
+// in the page cache.
+func copiedAtOnce(files []*File, to *Target) bool {
+	if to.Length > quickBytes || files[0].r.copied == nil {
+		return false
+	}
+	for _, f := range files {
+		if !f.seen.Load() {
+			return false
+		}
+	}
+	return true
+}
+
+// copyAtOnce copies rows of mapped files, and leaves the others to another thread.
+func (s *scattering) copyAtOnce(ctx context.Context, done func(Result, error)) {
+	total, missing, err := s.copyMapped(ctx)
+	switch {
+	case err != nil:
+		done(Result{}, err)
+	case len(missing) > 0:
+		go func() { done(s.rest(ctx, total, missing, nil)) }() // ended by ctx
+	default:
+		done(s.rest(ctx, total, nil, nil))
+	}
+}
+
+// copyMapped copies the rows of mapped files to memory of the host, and gives the others.
+func (s *scattering) copyMapped(ctx context.Context) (total Result, missing []part, err error) {
+	if err := s.look(); err != nil {
+		return total, nil, err
+	}
+	for _, p := range s.parts {
+		rest := p.file.copyRows(&s.to, p.spans, &total, &err)
 		if err != nil {
-			return total, err
+			return total, nil, err
 		}
 		if len(rest) > 0 {
 			missing = append(missing, part{p.file, rest})
 		}
 	}
-	if len(missing) == 0 {
-		return total, ctx.Err()
-	}
-	rest, err := scatterUnseen(ctx, to, missing)
-	total.add(rest)
-	return total, err
+	return total, missing, ctx.Err()
 }
 
 // copyRows copies small rows that are mapped, and gives the others.
@@ -65,7 +92,7 @@ func (f *File) copyRows(to *crew.Destination, spans []source.Span, total *Result
 	if cold > int64(len(spans)/coldRows) {
 		f.cold.Store(coldRequests)
 	}
-	f.seen.Store(len(rows[0].Missing) == 0 && f.cold.Load() == 0)
+	f.seen.Store(len(rows[0].Missing) == 0 && cold == 0)
 	if n := size - sizeOf(rows[0].Missing); n > 0 {
 		moved, choice := Moved{}, Choice{Host, onHost}
 		moved.count(Host, n)

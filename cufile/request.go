@@ -95,7 +95,11 @@ func begin(ctx context.Context, files []*File, to *Target, check func() error, l
 		leave(files)
 		q.rung()
 	}
-	if !s.start(ctx, done) {
+	switch {
+	case s.start(ctx, done):
+	case copiedAtOnce(files, to):
+		s.copyAtOnce(ctx, done)
+	default:
 		go func() { done(s.run(ctx)) }() // ended by ctx
 	}
 	return q, nil

@@ -8,6 +8,7 @@ import (
 	"github.com/hbmfs/hbmfs/cufile/internal/driver"
 	"github.com/hbmfs/hbmfs/cufile/internal/mapped"
 	"github.com/hbmfs/hbmfs/cufile/internal/sequences"
+	"github.com/hbmfs/hbmfs/cufile/internal/source"
 )
 
 // scattering is a request on its way whose spans go to places of their own. Where all of its rows are registered, the thread that launches kernels does
@@ -61,7 +62,7 @@ func (s *scattering) start(ctx context.Context, done func(Result, error)) bool {
 			return
 		}
 		total, missing := tookRows(s.parts, s.rows, err)
-		if err != nil || len(missing) > 0 || s.also != nil && !s.also.Begun() {
+		if err != nil || len(missing) > 0 || s.also != nil && !s.also.Begun() || s.news() {
 			go func() { done(s.rest(ctx, total, missing, err)) }() // ended by ctx
 			return
 		}
@@ -72,15 +73,15 @@ func (s *scattering) start(ctx context.Context, done func(Result, error)) bool {
 
 // run does all of it, and waits.
 func (s *scattering) run(ctx context.Context) (Result, error) {
-	if err := s.look(); err != nil {
-		return Result{}, err
-	}
-	if s.parts[0].file.r.copied != nil {
-		total, err := scatterHost(ctx, s.to, s.parts)
+	if s.r.copied != nil {
+		total, missing, err := s.copyMapped(ctx)
 		if err != nil {
 			return Result{}, err
 		}
-		return s.rest(ctx, total, nil, nil)
+		return s.rest(ctx, total, missing, nil)
+	}
+	if err := s.look(); err != nil {
+		return Result{}, err
 	}
 	err := mapped.ErrApart
 	if s.r.seesRows() {
@@ -107,6 +108,9 @@ func (s *scattering) rest(ctx context.Context, total Result, missing []part, err
 		more, err = scatterUnseen(ctx, to, missing)
 		total.add(more)
 	}
+	if err == nil {
+		err = s.changed(ctx)
+	}
 	if err != nil {
 		return Result{}, err
 	}
@@ -115,6 +119,36 @@ func (s *scattering) rest(ctx context.Context, total Result, missing []part, err
 		err = s.also.Finish(ctx, s.after)
 	}
 	return total, err
+}
+
+// news says whether a daemon has something to tell.
+func (s *scattering) news() bool {
+	for i, p := range s.parts {
+		if i == 0 || p.file.r != s.parts[i-1].file.r {
+			if p.file.r.descriptors.Watch().News() {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// changed says whether a file that the request has read is known to have changed by now.
+func (s *scattering) changed(ctx context.Context) error {
+	if !s.news() {
+		return nil
+	}
+	for _, p := range s.parts {
+		p.file.r.descriptors.Watch().Hear(ctx)
+		pieces, err := source.Pieces(ctx, p.file.source, p.spans, nil, false)
+		if err == nil {
+			err = source.Changed(pieces)
+		}
+		if err != nil && !errors.Is(err, source.ErrMoved) {
+			return err
+		}
+	}
+	return nil
 }
 
 // given ends the use of what locate took: nothing of the spans is under way.

@@ -131,10 +131,27 @@ func (t *transfer) run(ctx context.Context) (finished <-chan struct{}, err error
 		finished, err = t.moveGroups(ctx)
 		return err
 	})
+	if known := t.changed(ctx); known != nil {
+		err = known
+	}
 	if err == nil {
 		t.f.account(t.moved, t.choice)
 	}
 	return finished, err
+}
+
+// changed says whether a file that the transfer has read is known to have changed by now.
+func (t *transfer) changed(ctx context.Context) error {
+	if !t.f.r.descriptors.Watch().News() {
+		return nil
+	}
+	t.f.r.descriptors.Watch().Hear(ctx)
+	for i := range t.groups {
+		if err := source.Changed(t.groups[i].Pieces); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // retryMoved calls do, which needs to know where bytes lie, and calls it again where a cache has moved them meanwhile. Where
@@ -167,6 +184,9 @@ func (t *transfer) locate(ctx context.Context, inMount bool) error {
 		return err
 	}
 	t.room = pieces
+	if err := source.Changed(pieces); err != nil {
+		return err
+	}
 	if len(pieces) == 0 {
 		t.located, t.choice = true, Choice{r.opt.Path, "there is nothing to move"}
 		return nil
