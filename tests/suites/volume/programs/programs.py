@@ -113,7 +113,8 @@ def deepspeed_rank(mount, loads, steps, who):
         path, client = engine.load_checkpoint(mount, tag=name(loads))
         assert path is not None and client["step"] == loads
         same(client["model"], engine.module.state_dict())
-    kill_in(who, (torch, "save"), (engine.checkpoint_engine, "commit"))  # which comes before latest
+    # Rank 1 is killed before its file: nothing makes rank 0 wait for others between its own files and latest, which would publish what there is once all have ended.
+    kill_in(who, (engine.checkpoint_engine, "create"), (engine.checkpoint_engine, "commit"))  # which comes before latest
     for step in steps:
         train()
         model_now = {key: value.clone() for key, value in engine.module.state_dict().items()}
