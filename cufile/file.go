@@ -80,7 +80,7 @@ func (f *File) enter() error {
 	return nil
 }
 
-// Close closes the file, cancels its requests, and waits for them and for other reads: cancel these before. Views of it
+// Close closes the file, cancels its requests and reads, and waits for them. Views of it
 // stay. It fails with ErrUnderWay where one hangs in a call into the system or a library, also one that was cancelled: then
 // the file is closed once that call has come back. Closing twice does nothing.
 func (f *File) Close() (err error) {

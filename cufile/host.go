@@ -25,7 +25,7 @@ func scatterHost(ctx context.Context, to crew.Destination, parts []part) (total 
 			return total, err
 		}
 		if len(rest) > 0 {
-			missing = append(missing, part{p.file, rest})
+			missing = append(missing, part{p.file, rest, p.view})
 		}
 	}
 	if len(missing) == 0 {

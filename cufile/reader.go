@@ -145,7 +145,6 @@ type Reader struct {
 	gate        crew.Gate      // of calls that open files or allocate
 	stuck       sync.WaitGroup // goroutines that give back resources after a stuck call
 	spans       sync.Pool      // of *[]source.Span: those of batches that have ended
-	pieces      sync.Pool      // of *[]source.Piece: those of requests that have ended
 
 	mu    sync.Mutex // guards what follows
 	files map[*File]bool

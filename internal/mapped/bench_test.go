@@ -36,7 +36,7 @@ func BenchmarkGatherPlan(b *testing.B) {
 	}
 	b.ReportAllocs()
 	for b.Loop() {
-		list, err := source.Pieces(b.Context(), f, source.Rows(offsets, 8192), nil, false)
+		list, err := source.Pieces(b.Context(), f, source.Rows(offsets, 8192), false)
 		if err != nil {
 			b.Fatal(err)
 		}

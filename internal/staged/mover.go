@@ -52,8 +52,8 @@ const (
 )
 
 // Move reads pieces, and gives their bytes where it succeeds. cold says that they are not in the page cache. readers counts those that
-// share the machine. finished is what [crew.Crew.Run] gives.
-func (m *Mover) Move(ctx context.Context, to *crew.Destination, pieces []source.Piece, cold bool, readers func() int) (moved int64, finished <-chan struct{}, err error) {
+// share the machine. When it returns, also with an error, nothing is under way.
+func (m *Mover) Move(ctx context.Context, to *crew.Destination, pieces []source.Piece, cold bool, readers func() int) (moved int64, err error) {
 	for _, p := range pieces {
 		moved += p.N
 	}
@@ -67,7 +67,7 @@ func (m *Mover) Move(ctx context.Context, to *crew.Destination, pieces []source.
 	if cu := m.opt.CUDA; cu != nil && len(chunks) > 1 && moved/int64(len(chunks)) < cu.SmallPieces() {
 		chunks = source.Pack(pieces, size, mostPacked, launchBytes)
 	}
-	finished, err = m.opt.Crew.Run(ctx, m.opt.Threads, int64(len(chunks)), func(w *crew.Worker, i int64) error {
+	err = m.opt.Crew.RunQuiet(ctx, m.opt.Threads, int64(len(chunks)), func(w *crew.Worker, i int64) error {
 		if m.opt.Host {
 			return chunks[i].Read(to.Host[chunks[i].To:])
 		}
@@ -77,9 +77,9 @@ func (m *Mover) Move(ctx context.Context, to *crew.Destination, pieces []source.
 		return m.stage(w, to, &chunks[i], cold)
 	})
 	if err != nil {
-		return 0, finished, err
+		return 0, err
 	}
-	return moved, finished, nil
+	return moved, nil
 }
 
 // chunkSize gives each of so many threads something to do, without making chunks that cost more than they carry.

@@ -80,7 +80,7 @@ func (m *Mover) Move(ctx context.Context, to *crew.Destination, from *crew.Desti
 		}
 		return nil
 	}
-	finished, err := m.crew.Run(ctx, 1, 1, func(w *crew.Worker, _ int64) error {
+	return m.crew.RunQuiet(ctx, 1, 1, func(w *crew.Worker, _ int64) error {
 		if to.Form != nil {
 			return m.launch(w, to, from.HBM, spans)
 		}
@@ -100,8 +100,6 @@ func (m *Mover) Move(ctx context.Context, to *crew.Destination, from *crew.Desti
 		}
 		return w.Sent(slot)
 	})
-	crew.Quiet(finished, m.crew)
-	return err
 }
 
 // Entry is a piece in the kernel's table, see widen.cu.
@@ -154,13 +152,11 @@ func (m *Mover) launch(w *crew.Worker, to *crew.Destination, from driver.Pointer
 func (m *Mover) moveHost(ctx context.Context, to *crew.Destination, place int64, from []byte) error {
 	const block = 1 << 20
 	n := int64(len(from))
-	finished, err := m.crew.Run(ctx, m.threads, (n+block-1)/block, func(_ *crew.Worker, i int64) (err error) {
+	return m.crew.RunQuiet(ctx, m.threads, (n+block-1)/block, func(_ *crew.Worker, i int64) (err error) {
 		defer crew.OnFault(&err)()
 		Write(to, place+i*block, from[i*block:min((i+1)*block, n)])
 		return nil
 	})
-	crew.Quiet(finished, m.crew)
-	return err
 }
 
 // Write writes elements on the host, as widen.cu does on a GPU.
