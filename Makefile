@@ -21,7 +21,7 @@ BIN     ?= bin
 # leaves that out and links nothing at all (for Alpine and empty images); reading into a GPU is then refused.
 TAGS   ?=
 STATIC  = CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false $(if $(TAGS),-tags $(TAGS))
-LDFLAGS = -s -w -X github.com/hbmfs/hbmfs/internal/release.version=$(VERSION)
+LDFLAGS = -s -w -X github.com/hbmfs/hbmfs/internal/text/release.version=$(VERSION)
 LINT    = $(CACHE)/golangci-lint
 VENV    = $(CACHE)/venv
 PEERS   = $(CACHE)/venv-peers
@@ -66,13 +66,13 @@ MADE = $(MAKE) --no-print-directory build lib
 demo: go ## Tokenize the Go source tree, mount it, verify every byte, show the rates, save checkpoints (1-2 minutes, once it is built)
 	@tools/need.sh fuse cc python
 	@$(MADE)
-	@python=$$(tests/demo/python.sh $(CACHE)/demo $(VENV)) && HBMFS_PYTHON=$$python $(GO) run ./tests/demo --hbmfs $(BIN)/hbmfs
+	@python=$$(tests/bench/demo/python.sh $(CACHE)/demo $(VENV)) && HBMFS_PYTHON=$$python $(GO) run ./tests/bench/demo --hbmfs $(BIN)/hbmfs
 
 # Packages are tested two more at once than there are CPUs, since many tests wait, and the longest come first. Each further way of
 # building compiles all packages anew where the Go cache is empty. So go test vets what it builds, what reports is built as hbmfs is,
 # and the suites share what is built here. The race detector would sleep a second before each of a thousand processes exits.
 AT_ONCE ?= $(shell expr $$(nproc 2>/dev/null || echo 2) + 2)
-LONGEST  = ./tests/python/dcp ./tests/python/checkpoints ./tests/python/datasets ./tests/python/readers ./tests/handover ./tests/mount ./tests/files ./tests/csi ./tests/volume/programs ./tests/origins ./tests/volume ./tests/lies ./cufile ./tests/control ./internal/pack ./internal/drain ./cufile/writer ./tests/cufile
+LONGEST  = ./tests/suites/python/dcp ./tests/suites/python/checkpoints ./tests/suites/python/datasets ./tests/suites/python/readers ./tests/suites/handover ./tests/suites/mount ./tests/suites/files ./tests/suites/csi ./tests/suites/volume/programs ./tests/suites/origins ./tests/suites/volume ./tests/suites/lies ./cufile ./tests/suites/control ./internal/pack ./internal/volume/drain ./cufile/writer ./tests/suites/cufile
 
 # All of .ci/run has 90 minutes in CI. What hangs is named before, since testreport ends each package in time, and each run.
 LIMITS = --limits tests/limits.txt
@@ -97,7 +97,7 @@ test: go ## Run every check but lint: vet, gofmt, Go tests with the race detecto
 
 testreport: go
 	@mkdir -p $(CACHE)
-	$(STATIC) -o $(CACHE)/testreport ./tests/cmd/testreport
+	$(STATIC) -o $(CACHE)/testreport ./tests/blackbox/testreport
 
 test-programs: build testreport $(if $(filter 1,$(READERS)),lib) $(if $(filter 1,$(SERVERS)),$(S3) $(SANITY)) $(if $(filter 1,$(DEPLOY)),$(K8SCHECK) packages image)
 	@mkdir -p $(CACHE)/race
@@ -113,15 +113,15 @@ test-peers: build lib testreport ## Run the real readers and writers: Megatron, 
 	@tests/venv.sh $(PEERS) $(VENV)
 	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_PEERS=$(abspath $(PEERS)/bin/python) HBMFS_LIBRARY=$(abspath bin/libhbmfs.so) \
 	  $(CACHE)/testreport --must-not-skip tests/must_not_skip_peers.txt $(LIMITS) --whole=20m \
-	  $(if $(filter 1,$(RACE)),-race) -p 1 -run Peers ./tests/loaders ./tests/python ./tests/volume/programs
+	  $(if $(filter 1,$(RACE)),-race) -p 1 -run Peers ./tests/suites/loaders ./tests/suites/python ./tests/suites/volume/programs
 
 # The peers' wheels are a folder's, WHEELS: nothing is downloaded.
 test-gpu: build lib ## On a machine with an NVIDIA GPU: test every path in HBM, measure it, and with torch other loaders (GPU_OUT, WHEELS; 3 to 15 minutes)
 	@mkdir -p $(CACHE)
 	CGO_ENABLED=0 $(GO) test -c -o $(CACHE)/cufile.test ./cufile
-	tests/gpu/run.sh bin/hbmfs $(CACHE)/cufile.test $(or $(GPU_OUT),$(CACHE)/gpu)
-	@if python3 -c 'import torch' 2>/dev/null; then tests/gpu/torch.sh bin/libhbmfs.so $(or $(GPU_OUT),$(CACHE)/gpu) bin/hbmfs && \
-	  WHEELS=$(WHEELS) tests/gpu/weights.sh bin/libhbmfs.so $(or $(GPU_OUT),$(CACHE)/gpu); \
+	tests/bench/gpu/run.sh bin/hbmfs $(CACHE)/cufile.test $(or $(GPU_OUT),$(CACHE)/gpu)
+	@if python3 -c 'import torch' 2>/dev/null; then tests/bench/gpu/torch.sh bin/libhbmfs.so $(or $(GPU_OUT),$(CACHE)/gpu) bin/hbmfs && \
+	  WHEELS=$(WHEELS) tests/bench/gpu/weights.sh bin/libhbmfs.so $(or $(GPU_OUT),$(CACHE)/gpu); \
 	  else echo "python3 has no torch here: the Python package was not tested in HBM"; fi
 
 lint: $(LINT) ## Run golangci-lint, which also enforces who may import whom
@@ -134,18 +134,18 @@ $(LINT): tools/go.mod tools/go.sum | go
 	$(GO) -C tools build -buildvcs=false -o $(abspath $(LINT)) github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 
 # The S3 server of the tests is a module of its own for the same reason.
-$(S3): $(wildcard tests/origins/s3server/*) | go
+$(S3): $(wildcard tests/suites/origins/s3server/*) | go
 	@mkdir -p $(CACHE)
 	@echo "building an S3 server for the tests, once (a minute)"
-	tools/retry.sh $(GO) -C tests/origins/s3server mod download
-	CGO_ENABLED=0 $(GO) -C tests/origins/s3server build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $(S3)) .
+	tools/retry.sh $(GO) -C tests/suites/origins/s3server mod download
+	CGO_ENABLED=0 $(GO) -C tests/suites/origins/s3server build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $(S3)) .
 
 # So are what knows Kubernetes and Helm, and what makes packages.
-$(K8SCHECK): $(wildcard tests/deploy/k8scheck/*) | go
+$(K8SCHECK): $(wildcard tests/cluster/deploy/k8scheck/*) | go
 	@mkdir -p $(CACHE)
 	@echo "building the checks of the chart, once (a minute or two)"
-	tools/retry.sh $(GO) -C tests/deploy/k8scheck mod download
-	CGO_ENABLED=0 $(GO) -C tests/deploy/k8scheck build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $(K8SCHECK)) .
+	tools/retry.sh $(GO) -C tests/cluster/deploy/k8scheck mod download
+	CGO_ENABLED=0 $(GO) -C tests/cluster/deploy/k8scheck build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $(K8SCHECK)) .
 
 $(NFPM): tools/nfpm/go.mod tools/nfpm/go.sum | go
 	@mkdir -p $(CACHE)
@@ -160,24 +160,24 @@ $(IMAGER) $(SBOM): $(CACHE)/%: $(wildcard tools/image/* tools/sbom/*) | go
 	CGO_ENABLED=0 $(GO) -C tools/$* build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $@) .
 
 # So are the conformance tests of CSI drivers.
-$(SANITY): $(wildcard tests/csi/sanity/*) | go
+$(SANITY): $(wildcard tests/suites/csi/sanity/*) | go
 	@mkdir -p $(CACHE)
 	@echo "building csi-sanity for the tests, once"
-	tools/retry.sh $(GO) -C tests/csi/sanity mod download
-	CGO_ENABLED=0 $(GO) -C tests/csi/sanity build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $(SANITY)) .
+	tools/retry.sh $(GO) -C tests/suites/csi/sanity mod download
+	CGO_ENABLED=0 $(GO) -C tests/suites/csi/sanity build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $(SANITY)) .
 
 # MinIO takes four minutes and two gigabytes to build, so it is not part of make test.
 MINIO = $(CACHE)/minio
 
-$(MINIO): tests/origins/minio/go.mod tests/origins/minio/go.sum | go
+$(MINIO): tests/suites/origins/minio/go.mod tests/suites/origins/minio/go.sum | go
 	@mkdir -p $(CACHE)
 	@echo "building MinIO, once (minutes)"
-	CGO_ENABLED=0 tools/retry.sh $(GO) -C tests/origins/minio build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $(MINIO)) github.com/minio/minio
+	CGO_ENABLED=0 tools/retry.sh $(GO) -C tests/suites/origins/minio build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $(MINIO)) github.com/minio/minio
 
 test-minio: build testreport $(MINIO) ## Test remote sources against MinIO, too (4 minutes the first time)
 	@tools/need.sh fuse $(if $(filter 1,$(RACE)),cc) nginx strace
 	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_MINIO=$(abspath $(MINIO)) \
-	  $(CACHE)/testreport $(LIMITS) --whole=12m $(if $(filter 1,$(RACE)),-race) ./tests/origins
+	  $(CACHE)/testreport $(LIMITS) --whole=12m $(if $(filter 1,$(RACE)),-race) ./tests/suites/origins
 
 # A cluster of one node: Kubernetes' programs in one, Helm, and images of hbmfs in two versions and of what its pods run. None of it is
 # part of make test: the programs take a quarter of an hour and 1 GB of the Go cache to build.
@@ -241,24 +241,24 @@ soak-handover: build ## Replace daemons under readers, 200 times with 1,000 file
 	@tests/venv.sh $(PEERS) $(VENV)
 	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_HANDOVERS=100 HBMFS_KILLS=500 HBMFS_HANDOVER_FILES=1000 HBMFS_HANDOVER_BUSY=2 HBMFS_HANDOVER_REST_US=0 \
 	  HBMFS_PYTHON=$(abspath $(PEERS)/bin/python) HBMFS_PEERS=$(abspath $(PEERS)/bin/python) \
-	  $(GO) test -count=1 -v -timeout 20m -run 'TestReadersSeeNoHandover|TestHandoversLeaveNothing|TestNextDaemonIsKilled|TestBackingFilesComeBack|TestKeepersAndDaemonAreKilled|TestStoppedSpareIsAllThatIsLeft|TestSlowReadBesideKills' ./tests/handover
+	  $(GO) test -count=1 -v -timeout 20m -run 'TestReadersSeeNoHandover|TestHandoversLeaveNothing|TestNextDaemonIsKilled|TestBackingFilesComeBack|TestKeepersAndDaemonAreKilled|TestStoppedSpareIsAllThatIsLeft|TestSlowReadBesideKills' ./tests/suites/handover
 	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_HANDOVERS=10 HBMFS_HANDOVER_FILES=100000 HBMFS_HANDOVER_BUSY=2 HBMFS_HANDOVER_REST_US=0 \
 	  HBMFS_PYTHON=$(abspath $(PEERS)/bin/python) HBMFS_PEERS=$(abspath $(PEERS)/bin/python) \
-	  $(GO) test -count=1 -v -timeout 20m -run TestReadersSeeNoHandover ./tests/handover
+	  $(GO) test -count=1 -v -timeout 20m -run TestReadersSeeNoHandover ./tests/suites/handover
 
 soak-volume: build lib ## Have the disk of a checkpoint volume fail at every system call, and write and kill for half an hour (35 minutes; SOAK=30m)
 	@tools/need.sh fuse strace python
 	@tests/venv.sh $(VENV)
-	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_FAULTS=1 $(GO) test -count=1 -v -timeout 20m -run TestDiskFails ./tests/volume
-	HBMFS_SEED=$(SEED) HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_SOAK=$(or $(SOAK),30m) $(GO) test -count=1 -v -timeout 2h -run TestSoak ./tests/volume
+	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_FAULTS=1 $(GO) test -count=1 -v -timeout 20m -run TestDiskFails ./tests/suites/volume
+	HBMFS_SEED=$(SEED) HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_SOAK=$(or $(SOAK),30m) $(GO) test -count=1 -v -timeout 2h -run TestSoak ./tests/suites/volume
 	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_PYTHON=$(abspath $(VENV)/bin/python) HBMFS_LIBRARY=$(abspath bin/libhbmfs.so) HBMFS_TEST_LONG=1 \
-	  PYTEST_ARGS="-k (at_random)or(are_ended)or(daemons_are_killed)" $(GO) test -count=1 -v -timeout 1h -run TestPythonCheckpoints ./tests/python/checkpoints
+	  PYTEST_ARGS="-k (at_random)or(are_ended)or(daemons_are_killed)" $(GO) test -count=1 -v -timeout 1h -run TestPythonCheckpoints ./tests/suites/python/checkpoints
 
 soak-random: build ## Do random things with a new seed to a KV volume's books, a draft's files and a node of Kubernetes (20 minutes; SEED=N repeats)
 	@tools/need.sh fuse nginx
-	HBMFS_SEED=$(SEED) HBMFS_TEST_KV_RANDOM=10m $(GO) test -count=1 -v -timeout 20m -run TestRandomClients ./internal/kv
+	HBMFS_SEED=$(SEED) HBMFS_TEST_KV_RANDOM=10m $(GO) test -count=1 -v -timeout 20m -run TestRandomClients ./internal/volume/kv
 	HBMFS_SEED=$(SEED) HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_CSI=$(abspath bin/hbmfs-csi) HBMFS_CSI_ROUNDS=2000 HBMFS_CSI_HANDOVERS=5 \
-	  $(GO) test -count=1 -v -timeout 1h -run 'TestRandomOperations|TestRandomRounds|TestPodsSeeNoHandover' ./tests/volume ./tests/csi
+	  $(GO) test -count=1 -v -timeout 1h -run 'TestRandomOperations|TestRandomRounds|TestPodsSeeNoHandover' ./tests/suites/volume ./tests/suites/csi
 
 bench-remote: build $(S3) ## Measure first reads of remote sources beside rclone's and s3fs's, which must be there (RCLONE, 10 minutes)
 	@tools/need.sh fuse

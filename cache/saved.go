@@ -3,7 +3,7 @@ package cache
 import (
 	"errors"
 
-	"github.com/hbmfs/hbmfs/internal/varint"
+	"github.com/hbmfs/hbmfs/internal/text/varint"
 	"github.com/hbmfs/hbmfs/layout"
 )
 

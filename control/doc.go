@@ -1,5 +1,5 @@
 // Package control owns the control channel: how a reader asks a mount of hbmfs where a file's bytes lie, and gets the
-// backing files themselves. It holds the wire format, which docs/control-protocol.md describes for other languages and
+// backing files themselves. It holds the wire format, which docs/reference/control-protocol.md describes for other languages and
 // hbmfs.h declares for C, and the client. The server end is in package fs.
 //
 //	f, err := os.Open("/mnt/pile/.hbmfs/views/tokens.npy")

@@ -1,5 +1,5 @@
 /*
- * The control channel of hbmfs, version 1, for C and C++. docs/control-protocol.md is the reference; a test of package
+ * The control channel of hbmfs, version 1, for C and C++. docs/reference/control-protocol.md is the reference; a test of package
  * control compiles this file and compares it with what the Go side writes.
  *
  * All fields are little-endian, as is every machine that CUDA runs on: the structs are what is on the wire.

@@ -77,7 +77,7 @@ const (
 type FileInfo struct {
 	Flags       InfoFlags
 	Size        int64  // bytes
-	DType       uint32 // of the elements, as numbered in docs/control-protocol.md; 0 where unknown
+	DType       uint32 // of the elements, as numbered in docs/reference/control-protocol.md; 0 where unknown
 	ElementSize uint32 // bytes, 0 where unknown
 	Tokens      int64  // elements of the payload, -1 where unknown
 	Alignment   int64  // largest power of two that divides each extent's offset, at most 1 MiB

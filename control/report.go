@@ -3,7 +3,7 @@ package control
 // Path is a way for bytes of a backing file into memory.
 type Path uint32
 
-// The paths, as docs/control-protocol.md numbers them.
+// The paths, as docs/reference/control-protocol.md numbers them.
 const (
 	PathDirect Path = iota // storage to GPU by DMA
 	PathMapped             // page cache to GPU by DMA

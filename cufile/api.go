@@ -4,11 +4,11 @@ import (
 	"context"
 	"os"
 
-	"github.com/hbmfs/hbmfs/internal/device"
-	"github.com/hbmfs/hbmfs/internal/direct"
-	"github.com/hbmfs/hbmfs/internal/driver"
-	"github.com/hbmfs/hbmfs/internal/sequences"
-	"github.com/hbmfs/hbmfs/internal/widen"
+	"github.com/hbmfs/hbmfs/cufile/internal/device"
+	"github.com/hbmfs/hbmfs/cufile/internal/direct"
+	"github.com/hbmfs/hbmfs/cufile/internal/driver"
+	"github.com/hbmfs/hbmfs/cufile/internal/sequences"
+	"github.com/hbmfs/hbmfs/cufile/internal/widen"
 )
 
 // The types of the packages below that callers see.

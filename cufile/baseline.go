@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/hbmfs/hbmfs/internal/baseline"
-	"github.com/hbmfs/hbmfs/internal/source"
+	"github.com/hbmfs/hbmfs/cufile/internal/baseline"
+	"github.com/hbmfs/hbmfs/cufile/internal/source"
 )
 
 // Wall measures the rate of copies from pinned memory to HBM, in bytes per second: no path into this GPU is faster. It

@@ -6,8 +6,8 @@ import (
 	"math"
 	"slices"
 
-	"github.com/hbmfs/hbmfs/internal/crew"
-	"github.com/hbmfs/hbmfs/internal/source"
+	"github.com/hbmfs/hbmfs/cufile/internal/crew"
+	"github.com/hbmfs/hbmfs/cufile/internal/source"
 )
 
 // Batch is spans of elements, of files of one device. The slices must stay until the request is done.

@@ -5,7 +5,7 @@ import (
 	"context"
 	"testing"
 
-	"github.com/hbmfs/hbmfs/internal/source"
+	"github.com/hbmfs/hbmfs/cufile/internal/source"
 )
 
 // halved is a source whose bytes move once: before, they lie in one piece, and after that the second half is in the mount.

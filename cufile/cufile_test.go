@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hbmfs/hbmfs/internal/driver"
-	"github.com/hbmfs/hbmfs/internal/driver/fakegpu"
+	"github.com/hbmfs/hbmfs/cufile/fakegpu"
+	"github.com/hbmfs/hbmfs/cufile/internal/driver"
 )
 
 func TestGPUErrorsNameTheFix(t *testing.T) {

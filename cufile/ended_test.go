@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/hbmfs/hbmfs/internal/crew"
-	"github.com/hbmfs/hbmfs/internal/source"
+	"github.com/hbmfs/hbmfs/cufile/internal/crew"
+	"github.com/hbmfs/hbmfs/cufile/internal/source"
 )
 
 // TestCopyToWritesNothingAfterItReturned cancels a copy out of HBM while the GPU stands still.

@@ -9,9 +9,9 @@ import (
 	"sync/atomic"
 
 	"github.com/hbmfs/hbmfs/control"
-	"github.com/hbmfs/hbmfs/internal/crew"
-	"github.com/hbmfs/hbmfs/internal/source"
-	"github.com/hbmfs/hbmfs/internal/tally"
+	"github.com/hbmfs/hbmfs/cufile/internal/crew"
+	"github.com/hbmfs/hbmfs/cufile/internal/source"
+	"github.com/hbmfs/hbmfs/cufile/internal/tally"
 )
 
 // File is an open file. Its methods may be called from many goroutines at once.
@@ -153,7 +153,7 @@ func (r *Reader) OpenMany(ctx context.Context, names []string) ([]*File, []error
 type FileInfo struct {
 	Size        int64
 	Mounted     bool   // of an hbmfs mount, and read from where its bytes lie
-	DType       uint32 // of the elements, as numbered in docs/control-protocol.md; 0 where unknown
+	DType       uint32 // of the elements, as numbered in docs/reference/control-protocol.md; 0 where unknown
 	ElementSize uint32 // bytes, 0 where unknown
 	Tokens      int64  // elements of the payload, -1 where unknown
 	Generation  uint64 // equal for equal content; 0 where unknown

@@ -7,7 +7,7 @@ import (
 	"os"
 	"testing"
 
-	"github.com/hbmfs/hbmfs/internal/crew"
+	"github.com/hbmfs/hbmfs/cufile/internal/crew"
 )
 
 // formOf gives the form of a widening; of none that of elements of so many bytes.

@@ -3,10 +3,10 @@ package cufile
 import (
 	"context"
 
-	"github.com/hbmfs/hbmfs/internal/copied"
-	"github.com/hbmfs/hbmfs/internal/crew"
-	"github.com/hbmfs/hbmfs/internal/source"
-	"github.com/hbmfs/hbmfs/internal/widen"
+	"github.com/hbmfs/hbmfs/cufile/internal/copied"
+	"github.com/hbmfs/hbmfs/cufile/internal/crew"
+	"github.com/hbmfs/hbmfs/cufile/internal/source"
+	"github.com/hbmfs/hbmfs/cufile/internal/widen"
 )
 
 // A cold batch has more than one row of so many that waits for the disk. Of a file that gave one, so many requests are read by threads, which

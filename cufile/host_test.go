@@ -65,7 +65,7 @@ func TestRowsOnTheHostThatComeFromTheDisk(t *testing.T) {
 	to := newMemory(t, r, 1000, 0)
 	f.cold.Store(coldRequests)
 	for i := range int64(coldRequests + 2) {
-		_, err := f.GatherInto(t.Context(), Target{Memory: to.Memory}, []int64{1000*i}, 1000)
+		_, err := f.GatherInto(t.Context(), Target{Memory: to.Memory}, []int64{1000 * i}, 1000)
 		must(t, err)
 		to.holds(t, data[1000*i:][:1000], true)
 		if f.seen.Load() != (i >= coldRequests) {

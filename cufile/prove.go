@@ -4,7 +4,7 @@ import (
 	"context"
 	"os"
 
-	"github.com/hbmfs/hbmfs/internal/source"
+	"github.com/hbmfs/hbmfs/cufile/internal/source"
 )
 
 // worthProof is the size from which Auto spends the second that it takes to prove Direct.

@@ -12,18 +12,18 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/hbmfs/hbmfs/internal/arena"
-	"github.com/hbmfs/hbmfs/internal/copied"
-	"github.com/hbmfs/hbmfs/internal/crew"
-	"github.com/hbmfs/hbmfs/internal/device"
-	"github.com/hbmfs/hbmfs/internal/direct"
-	"github.com/hbmfs/hbmfs/internal/driver"
-	"github.com/hbmfs/hbmfs/internal/mapped"
-	"github.com/hbmfs/hbmfs/internal/sequences"
-	"github.com/hbmfs/hbmfs/internal/source"
-	"github.com/hbmfs/hbmfs/internal/staged"
-	"github.com/hbmfs/hbmfs/internal/tally"
-	"github.com/hbmfs/hbmfs/internal/widen"
+	"github.com/hbmfs/hbmfs/cufile/internal/arena"
+	"github.com/hbmfs/hbmfs/cufile/internal/copied"
+	"github.com/hbmfs/hbmfs/cufile/internal/crew"
+	"github.com/hbmfs/hbmfs/cufile/internal/device"
+	"github.com/hbmfs/hbmfs/cufile/internal/direct"
+	"github.com/hbmfs/hbmfs/cufile/internal/driver"
+	"github.com/hbmfs/hbmfs/cufile/internal/mapped"
+	"github.com/hbmfs/hbmfs/cufile/internal/sequences"
+	"github.com/hbmfs/hbmfs/cufile/internal/source"
+	"github.com/hbmfs/hbmfs/cufile/internal/staged"
+	"github.com/hbmfs/hbmfs/cufile/internal/tally"
+	"github.com/hbmfs/hbmfs/cufile/internal/widen"
 )
 
 // HostDevice is an Options.Device: host memory instead of a GPU's.

@@ -12,9 +12,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hbmfs/hbmfs/internal/crew"
-	"github.com/hbmfs/hbmfs/internal/driver"
-	"github.com/hbmfs/hbmfs/internal/driver/fakegpu"
+	"github.com/hbmfs/hbmfs/cufile/fakegpu"
+	"github.com/hbmfs/hbmfs/cufile/internal/crew"
+	"github.com/hbmfs/hbmfs/cufile/internal/driver"
 )
 
 // everyPath runs a test on each path that moves bytes, with a fake GPU where it needs one; and on GPU 0 itself where

@@ -4,7 +4,7 @@ import (
 	"context"
 
 	"github.com/hbmfs/hbmfs/control"
-	"github.com/hbmfs/hbmfs/internal/tally"
+	"github.com/hbmfs/hbmfs/cufile/internal/tally"
 )
 
 // Moved counts bytes by the path that they took. Bytes that exist only in the mount, such as a synthesized header,

@@ -3,7 +3,7 @@ package cufile
 import (
 	"testing"
 
-	"github.com/hbmfs/hbmfs/internal/tally"
+	"github.com/hbmfs/hbmfs/cufile/internal/tally"
 )
 
 func TestTallyCountsByPathAndReason(t *testing.T) {

@@ -5,10 +5,10 @@ import (
 	"errors"
 	"sync"
 
-	"github.com/hbmfs/hbmfs/internal/crew"
-	"github.com/hbmfs/hbmfs/internal/mapped"
-	"github.com/hbmfs/hbmfs/internal/sequences"
-	"github.com/hbmfs/hbmfs/internal/source"
+	"github.com/hbmfs/hbmfs/cufile/internal/crew"
+	"github.com/hbmfs/hbmfs/cufile/internal/mapped"
+	"github.com/hbmfs/hbmfs/cufile/internal/sequences"
+	"github.com/hbmfs/hbmfs/cufile/internal/source"
 )
 
 // bytesMoved is the most that one part of a request moves: it bounds the memory of its pieces, and is so long that the bus

@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hbmfs/hbmfs/internal/sequences"
-	"github.com/hbmfs/hbmfs/internal/source"
+	"github.com/hbmfs/hbmfs/cufile/internal/sequences"
+	"github.com/hbmfs/hbmfs/cufile/internal/source"
 )
 
 // beginParts begins a batch of spans of bytes, those of each part.

@@ -9,7 +9,7 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/hbmfs/hbmfs/internal/source"
+	"github.com/hbmfs/hbmfs/cufile/internal/source"
 )
 
 // scattered is a file whose bytes lie in files of a folder, one byte in each. It counts those that are open.

@@ -9,9 +9,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hbmfs/hbmfs/internal/crew"
-	"github.com/hbmfs/hbmfs/internal/driver"
-	"github.com/hbmfs/hbmfs/internal/source"
+	"github.com/hbmfs/hbmfs/cufile/internal/crew"
+	"github.com/hbmfs/hbmfs/cufile/internal/driver"
+	"github.com/hbmfs/hbmfs/cufile/internal/source"
 )
 
 // sharedReaders makes Readers that share registrations, of two fake GPUs or of GPU 0.

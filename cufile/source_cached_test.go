@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/hbmfs/hbmfs/internal/source"
+	"github.com/hbmfs/hbmfs/cufile/internal/source"
 )
 
 // restless is a source whose backing file is gone each time that it is opened, as often as it is told. With full its daemon lends no more.

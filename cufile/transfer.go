@@ -7,11 +7,11 @@ import (
 	"slices"
 	"time"
 
-	"github.com/hbmfs/hbmfs/internal/copied"
-	"github.com/hbmfs/hbmfs/internal/crew"
-	"github.com/hbmfs/hbmfs/internal/driver"
-	"github.com/hbmfs/hbmfs/internal/mapped"
-	"github.com/hbmfs/hbmfs/internal/source"
+	"github.com/hbmfs/hbmfs/cufile/internal/copied"
+	"github.com/hbmfs/hbmfs/cufile/internal/crew"
+	"github.com/hbmfs/hbmfs/cufile/internal/driver"
+	"github.com/hbmfs/hbmfs/cufile/internal/mapped"
+	"github.com/hbmfs/hbmfs/cufile/internal/source"
 )
 
 // Read brings the file's [offset, offset+n) into memory. Bytes that the file does not have are refused with ErrOutOfRange.

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/hbmfs/hbmfs/internal/mapped"
+	"github.com/hbmfs/hbmfs/cufile/internal/mapped"
 )
 
 // TestAutoStagesWhatCannotBeMapped has the driver refuse to register files. Who asked for mapped is told so.

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/hbmfs/hbmfs/internal/crew"
+	"github.com/hbmfs/hbmfs/cufile/internal/crew"
 )
 
 // View is bytes of a file in the device's memory. Release gives the memory back.

@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/hbmfs/hbmfs/control"
-	"github.com/hbmfs/hbmfs/internal/shares"
+	"github.com/hbmfs/hbmfs/internal/volume/shares"
 	"github.com/hbmfs/hbmfs/layout"
 )
 

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/control"
-	"github.com/hbmfs/hbmfs/internal/asuser"
+	"github.com/hbmfs/hbmfs/internal/sys/asuser"
 )
 
 // peer is the other end of a connection. The kernel keeps the user and groups that connected: a connection that is handed

@@ -4,7 +4,7 @@ import (
 	"context"
 	"sync"
 
-	"github.com/hbmfs/hbmfs/internal/shares"
+	"github.com/hbmfs/hbmfs/internal/volume/shares"
 )
 
 // announcements is a queue of them, bounded for each user. Users with some take turns.

@@ -14,8 +14,8 @@ import (
 
 	"github.com/hbmfs/hbmfs/cache/store"
 	"github.com/hbmfs/hbmfs/control"
-	"github.com/hbmfs/hbmfs/internal/drafts"
-	"github.com/hbmfs/hbmfs/internal/kv"
+	"github.com/hbmfs/hbmfs/internal/volume/drafts"
+	"github.com/hbmfs/hbmfs/internal/volume/kv"
 	"github.com/hbmfs/hbmfs/layout"
 )
 

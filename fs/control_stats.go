@@ -9,7 +9,7 @@ import (
 	"syscall"
 
 	"github.com/hbmfs/hbmfs/control"
-	"github.com/hbmfs/hbmfs/internal/status"
+	"github.com/hbmfs/hbmfs/internal/observe/status"
 )
 
 // client is a name under which a user's readers report. Users share no account: nobody can use up the reasons of another.

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/control"
-	"github.com/hbmfs/hbmfs/internal/kv"
+	"github.com/hbmfs/hbmfs/internal/volume/kv"
 )
 
 // draft answers a frame about a draft, in a checkpoint volume.

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/hbmfs/hbmfs/control"
-	"github.com/hbmfs/hbmfs/internal/kv"
+	"github.com/hbmfs/hbmfs/internal/volume/kv"
 )
 
 // TestTheErrnoOfAProcessThatMayNotWrite: it is the kernel's where the process has the volume mounted read-only.

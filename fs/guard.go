@@ -6,7 +6,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
-	"github.com/hbmfs/hbmfs/internal/handover"
+	"github.com/hbmfs/hbmfs/internal/mounts/handover"
 )
 
 // guard stands around the filesystem that the kernel talks to, and refuses a request that has ended two daemons: see [handover.Suspects]. Requests

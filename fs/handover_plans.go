@@ -10,8 +10,8 @@ import (
 	"os"
 	"time"
 
-	"github.com/hbmfs/hbmfs/internal/handover"
-	"github.com/hbmfs/hbmfs/internal/varint"
+	"github.com/hbmfs/hbmfs/internal/mounts/handover"
+	"github.com/hbmfs/hbmfs/internal/text/varint"
 	"github.com/hbmfs/hbmfs/layout"
 )
 

@@ -6,8 +6,8 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
-	"github.com/hbmfs/hbmfs/internal/handover"
-	"github.com/hbmfs/hbmfs/internal/shares"
+	"github.com/hbmfs/hbmfs/internal/mounts/handover"
+	"github.com/hbmfs/hbmfs/internal/volume/shares"
 )
 
 func TestBuffersAreTouched(t *testing.T) {

@@ -19,10 +19,10 @@ import (
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/cache/fetch"
 	"github.com/hbmfs/hbmfs/cache/store"
-	"github.com/hbmfs/hbmfs/internal/drafts"
-	"github.com/hbmfs/hbmfs/internal/handover"
-	"github.com/hbmfs/hbmfs/internal/kv"
-	"github.com/hbmfs/hbmfs/internal/trace"
+	"github.com/hbmfs/hbmfs/internal/mounts/handover"
+	"github.com/hbmfs/hbmfs/internal/observe/trace"
+	"github.com/hbmfs/hbmfs/internal/volume/drafts"
+	"github.com/hbmfs/hbmfs/internal/volume/kv"
 	"github.com/hbmfs/hbmfs/layout"
 )
 

@@ -4,8 +4,8 @@ import (
 	"strconv"
 
 	"github.com/hbmfs/hbmfs/control"
-	"github.com/hbmfs/hbmfs/internal/kv"
-	"github.com/hbmfs/hbmfs/internal/status"
+	"github.com/hbmfs/hbmfs/internal/observe/status"
+	"github.com/hbmfs/hbmfs/internal/volume/kv"
 )
 
 // mostHolders is how many processes the status names that hold blocks.

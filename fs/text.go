@@ -6,7 +6,7 @@ import (
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 
-	"github.com/hbmfs/hbmfs/internal/shares"
+	"github.com/hbmfs/hbmfs/internal/volume/shares"
 )
 
 // texts are the open status files: each shows its content at the open.

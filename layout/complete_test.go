@@ -13,7 +13,7 @@ import (
 // shardOf gives a shard of each format that the golden datasets have, and whose shards no index names, by the format's name.
 func shardOf(t *testing.T) map[string]*Object {
 	out := map[string]*Object{}
-	entries, err := os.ReadDir(filepath.Join("..", "tests", "testdata"))
+	entries, err := os.ReadDir(filepath.Join("..", "tests", "data", "testdata"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// expectation is what tests/testdata/expect.json says of a golden dataset: what an independent reading found in it.
+// expectation is what tests/data/testdata/expect.json says of a golden dataset: what an independent reading found in it.
 type expectation struct {
 	Format    string                      `json:"format"`
 	DType     string                      `json:"dtype"` // as NumPy names it
@@ -31,7 +31,7 @@ type splitExpectation struct {
 
 func expected(t testing.TB, dataset string) expectation {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join("..", "tests", "testdata", "expect.json"))
+	data, err := os.ReadFile(filepath.Join("..", "tests", "data", "testdata", "expect.json"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,7 +13,7 @@ import (
 	"testing"
 )
 
-// parquetFixture reads a file that tests/golden/parquet_files.py wrote.
+// parquetFixture reads a file that tests/data/golden/parquet_files.py wrote.
 func parquetFixture(t testing.TB, name string) []byte {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join("parquet", "testdata", name+".parquet"))

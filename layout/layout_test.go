@@ -24,10 +24,10 @@ func (f files) objects() []*Object {
 	return out
 }
 
-// golden reads a dataset of tests/testdata. Its objects have names relative to the dataset.
+// golden reads a dataset of tests/data/testdata. Its objects have names relative to the dataset.
 func golden(t testing.TB, dataset string) files {
 	t.Helper()
-	root := filepath.Join("..", "tests", "testdata", dataset)
+	root := filepath.Join("..", "tests", "data", "testdata", dataset)
 	out := files{}
 	err := filepath.WalkDir(root, func(p string, e os.DirEntry, err error) error {
 		if err != nil || e.IsDir() {

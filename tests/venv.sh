@@ -42,7 +42,7 @@ site=$(site_of "$dir")
 [ -z "$over" ] || echo "import site; site.addsitedir('$(site_of "$(cd "$over" && pwd)")')" >"$site/over.pth"
 "$here/../tools/retry.sh" "$dir/bin/pip" install --quiet --disable-pip-version-check --no-deps --no-compile -r "$here/$list"
 
-# fairseq's last wheels are for older Pythons, and its package cannot be imported by this one: tests/loaders/projects.py takes its reader
+# fairseq's last wheels are for older Pythons, and its package cannot be imported by this one: tests/suites/loaders/projects.py takes its reader
 # alone, which is plain Python.
 [ -z "$over" ] || "$here/../tools/retry.sh" "$dir/bin/pip" install --quiet --disable-pip-version-check --no-deps --no-compile \
 	--target "$site" --platform manylinux1_x86_64 --implementation cp --python-version 3.8 --only-binary :all: fairseq==0.12.2

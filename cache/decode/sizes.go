@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/hbmfs/hbmfs/internal/trust"
+	"github.com/hbmfs/hbmfs/internal/sys/trust"
 	"github.com/hbmfs/hbmfs/layout"
 )
 

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/hbmfs/hbmfs/cache"
-	"github.com/hbmfs/hbmfs/internal/trace"
+	"github.com/hbmfs/hbmfs/internal/observe/trace"
 	"github.com/hbmfs/hbmfs/layout"
 )
 

@@ -11,8 +11,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/hbmfs/hbmfs/internal/trace"
-	"github.com/hbmfs/hbmfs/internal/trace/tracetest"
+	"github.com/hbmfs/hbmfs/internal/observe/trace"
+	"github.com/hbmfs/hbmfs/internal/observe/trace/tracetest"
 )
 
 // TestSpans has one read of several attempts, and one that is refused.

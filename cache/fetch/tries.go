@@ -14,7 +14,7 @@ import (
 
 	"github.com/cenkalti/backoff/v5"
 
-	"github.com/hbmfs/hbmfs/internal/pause"
+	"github.com/hbmfs/hbmfs/internal/sys/pause"
 )
 
 // paceIn is how many bytes of a range must come within a patience: a MiB, the most that the kernel asks for at once, but

@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/hbmfs/hbmfs/internal/trace"
-	"github.com/hbmfs/hbmfs/internal/trace/tracetest"
+	"github.com/hbmfs/hbmfs/internal/observe/trace"
+	"github.com/hbmfs/hbmfs/internal/observe/trace/tracetest"
 )
 
 // TestSpans reads more than may be kept, and an object that cannot be had.

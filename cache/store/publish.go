@@ -13,8 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/hbmfs/hbmfs/internal/trace"
-	"github.com/hbmfs/hbmfs/internal/trust"
+	"github.com/hbmfs/hbmfs/internal/observe/trace"
+	"github.com/hbmfs/hbmfs/internal/sys/trust"
 	"github.com/hbmfs/hbmfs/layout"
 )
 

@@ -13,9 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/cache"
-	"github.com/hbmfs/hbmfs/internal/pause"
-	"github.com/hbmfs/hbmfs/internal/trace"
-	"github.com/hbmfs/hbmfs/internal/trust"
+	"github.com/hbmfs/hbmfs/internal/observe/trace"
+	"github.com/hbmfs/hbmfs/internal/sys/pause"
+	"github.com/hbmfs/hbmfs/internal/sys/trust"
 	"github.com/hbmfs/hbmfs/layout"
 )
 

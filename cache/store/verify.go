@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/hbmfs/hbmfs/internal/pause"
+	"github.com/hbmfs/hbmfs/internal/sys/pause"
 )
 
 // Segment is a published segment, as its header describes it.

@@ -16,7 +16,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/csi/host"
 	"github.com/hbmfs/hbmfs/internal/csi/place"
 	"github.com/hbmfs/hbmfs/internal/csi/rpc"
-	"github.com/hbmfs/hbmfs/internal/size"
+	"github.com/hbmfs/hbmfs/internal/text/size"
 )
 
 type hostCommand struct {

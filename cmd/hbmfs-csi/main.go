@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hbmfs/hbmfs/internal/csi/mounts"
-	"github.com/hbmfs/hbmfs/internal/release"
+	"github.com/hbmfs/hbmfs/internal/text/release"
 )
 
 // version is that of the whole release.

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"text/tabwriter"
 
-	"github.com/hbmfs/hbmfs/internal/bench"
+	"github.com/hbmfs/hbmfs/internal/commands/bench"
 )
 
 func (c *benchCommand) write(r *bench.Result) {

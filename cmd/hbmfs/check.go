@@ -10,13 +10,13 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hbmfs/hbmfs/cufile"
-	"github.com/hbmfs/hbmfs/internal/check"
-	"github.com/hbmfs/hbmfs/internal/check/live"
-	"github.com/hbmfs/hbmfs/internal/cufilejson"
-	"github.com/hbmfs/hbmfs/internal/deepspeed"
-	"github.com/hbmfs/hbmfs/internal/onmount"
-	"github.com/hbmfs/hbmfs/internal/usage"
-	"github.com/hbmfs/hbmfs/internal/where"
+	"github.com/hbmfs/hbmfs/internal/commands/check"
+	"github.com/hbmfs/hbmfs/internal/commands/check/live"
+	"github.com/hbmfs/hbmfs/internal/commands/cufilejson"
+	"github.com/hbmfs/hbmfs/internal/commands/deepspeed"
+	"github.com/hbmfs/hbmfs/internal/commands/where"
+	"github.com/hbmfs/hbmfs/internal/mounts/onmount"
+	"github.com/hbmfs/hbmfs/internal/text/usage"
 )
 
 // machineFlags say which machine is looked at: this one, a recording, or a copy.
@@ -64,7 +64,7 @@ type checkCommand struct {
 	stdin     io.Reader
 }
 
-// checkHelp teaches the needs of GPUDirect Storage. docs/gpudirect.md has each at length.
+// checkHelp teaches the needs of GPUDirect Storage. docs/reference/gpudirect.md has each at length.
 const checkHelp = `GPUDirect Storage moves bytes from a drive into the memory of a GPU without the CPU. Where something is missing,
 NVIDIA's cuFile reads with the CPU instead and says nothing. This command names the missing part.
 

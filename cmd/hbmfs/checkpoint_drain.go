@@ -9,11 +9,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/hbmfs/hbmfs/internal/drain"
-	"github.com/hbmfs/hbmfs/internal/progress"
-	"github.com/hbmfs/hbmfs/internal/size"
-	"github.com/hbmfs/hbmfs/internal/status"
-	"github.com/hbmfs/hbmfs/internal/usage"
+	"github.com/hbmfs/hbmfs/internal/observe/status"
+	"github.com/hbmfs/hbmfs/internal/text/progress"
+	"github.com/hbmfs/hbmfs/internal/text/size"
+	"github.com/hbmfs/hbmfs/internal/text/usage"
+	"github.com/hbmfs/hbmfs/internal/volume/drain"
 )
 
 // drainCommand is hbmfs checkpoint drain.

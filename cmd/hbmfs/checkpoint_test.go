@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/hbmfs/hbmfs/internal/checkpoint"
+	"github.com/hbmfs/hbmfs/internal/volume/checkpoint"
 )
 
 // newCheckpoint publishes a checkpoint of one file.

@@ -10,9 +10,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/hbmfs/hbmfs/internal/check"
-	"github.com/hbmfs/hbmfs/internal/cufilejson"
-	"github.com/hbmfs/hbmfs/internal/usage"
+	"github.com/hbmfs/hbmfs/internal/commands/check"
+	"github.com/hbmfs/hbmfs/internal/commands/cufilejson"
+	"github.com/hbmfs/hbmfs/internal/text/usage"
 )
 
 // cufileJSONCommand is hbmfs cufile-json.

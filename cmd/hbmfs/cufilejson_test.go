@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/hbmfs/hbmfs/internal/cufilejson"
+	"github.com/hbmfs/hbmfs/internal/commands/cufilejson"
 )
 
 func TestCuFileJSONLint(t *testing.T) {

@@ -9,9 +9,9 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/hbmfs/hbmfs/internal/suggest"
-	"github.com/hbmfs/hbmfs/internal/top"
-	"github.com/hbmfs/hbmfs/internal/usage"
+	"github.com/hbmfs/hbmfs/internal/commands/top"
+	"github.com/hbmfs/hbmfs/internal/text/suggest"
+	"github.com/hbmfs/hbmfs/internal/text/usage"
 )
 
 // noneEmpty refuses an argument without a character. It mostly is a variable that is not set.

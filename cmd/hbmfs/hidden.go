@@ -6,8 +6,8 @@ import (
 	"github.com/hbmfs/hbmfs/cufile"
 	"github.com/hbmfs/hbmfs/cufile/writer"
 	"github.com/hbmfs/hbmfs/fs"
-	"github.com/hbmfs/hbmfs/internal/aside"
-	"github.com/hbmfs/hbmfs/internal/check/live"
+	"github.com/hbmfs/hbmfs/internal/commands/check/live"
+	"github.com/hbmfs/hbmfs/internal/sys/aside"
 )
 
 // Names of hidden commands. For work that may hang, or must not harm, this program starts itself again.

@@ -10,8 +10,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/hbmfs/hbmfs/internal/dataset"
-	"github.com/hbmfs/hbmfs/internal/inspect"
+	"github.com/hbmfs/hbmfs/internal/commands/inspect"
+	"github.com/hbmfs/hbmfs/internal/daemon/dataset"
 	"github.com/hbmfs/hbmfs/layout"
 )
 

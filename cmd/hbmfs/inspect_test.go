@@ -16,7 +16,7 @@ func TestInspectJSONHasLists(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "notes"), []byte("nothing that is known"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	for _, source := range []string{dir, "../../tests/testdata/npy"} {
+	for _, source := range []string{dir, "../../tests/data/testdata/npy"} {
 		code, stdout, stderr := said("inspect", "--json", source)
 		if code != exitOK {
 			t.Fatalf("%s: exit code %d: %s", source, code, stderr)

@@ -8,10 +8,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/hbmfs/hbmfs/internal/kvadmin"
-	"github.com/hbmfs/hbmfs/internal/size"
-	"github.com/hbmfs/hbmfs/internal/top"
-	"github.com/hbmfs/hbmfs/internal/usage"
+	"github.com/hbmfs/hbmfs/internal/commands/kvadmin"
+	"github.com/hbmfs/hbmfs/internal/commands/top"
+	"github.com/hbmfs/hbmfs/internal/text/size"
+	"github.com/hbmfs/hbmfs/internal/text/usage"
 )
 
 // kvCommand is one of the commands below hbmfs kv.
@@ -25,7 +25,7 @@ func newKVCommand() *cobra.Command {
 model and layout, of blocks of one size. Blocks lie in slots of preallocated files, in memory before the disk; what nobody holds and nobody
 has found for the longest time makes room. A namespace is an entry of MOUNT, and its mode says who may read and write.
 
-docs/kv-volumes.md says when a volume pays, and what survives what.`,
+docs/guide/kv-volumes.md says when a volume pays, and what survives what.`,
 	}
 	addCommands(cmd, newKVListCommand(), newKVStatsCommand(), newKVVerifyCommand(), newKVClearCommand())
 	return cmd

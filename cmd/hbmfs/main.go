@@ -15,13 +15,13 @@ import (
 	"golang.org/x/term"
 
 	"github.com/hbmfs/hbmfs/fs"
-	"github.com/hbmfs/hbmfs/internal/checkpoint"
 	"github.com/hbmfs/hbmfs/internal/daemon"
-	"github.com/hbmfs/hbmfs/internal/drain"
-	"github.com/hbmfs/hbmfs/internal/handover"
-	"github.com/hbmfs/hbmfs/internal/onmount"
-	"github.com/hbmfs/hbmfs/internal/release"
-	"github.com/hbmfs/hbmfs/internal/usage"
+	"github.com/hbmfs/hbmfs/internal/mounts/handover"
+	"github.com/hbmfs/hbmfs/internal/mounts/onmount"
+	"github.com/hbmfs/hbmfs/internal/text/release"
+	"github.com/hbmfs/hbmfs/internal/text/usage"
+	"github.com/hbmfs/hbmfs/internal/volume/checkpoint"
+	"github.com/hbmfs/hbmfs/internal/volume/drain"
 )
 
 // version is that of the whole release.

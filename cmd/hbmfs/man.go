@@ -6,13 +6,13 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/hbmfs/hbmfs/internal/checkpoint"
-	"github.com/hbmfs/hbmfs/internal/drain"
-	"github.com/hbmfs/hbmfs/internal/manpage"
+	"github.com/hbmfs/hbmfs/internal/text/manpage"
+	"github.com/hbmfs/hbmfs/internal/volume/checkpoint"
+	"github.com/hbmfs/hbmfs/internal/volume/drain"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// manual has the tables of --help, the manual pages and docs/commands.md.
+// manual has the tables of --help, the manual pages and docs/reference/commands.md.
 func manual() *manpage.Manual {
 	exit := func(code int, text string, of ...string) manpage.Item {
 		return manpage.Item{Term: strconv.Itoa(code), Text: text, Of: of}
@@ -86,6 +86,6 @@ func newManCommand(root *cobra.Command) *cobra.Command {
 			return manual().Write(root, strings.Join(args, ""))
 		},
 	}
-	cmd.Flags().BoolVar(&markdown, "markdown", false, "print one document in Markdown instead: docs/commands.md")
+	cmd.Flags().BoolVar(&markdown, "markdown", false, "print one document in Markdown instead: docs/reference/commands.md")
 	return cmd
 }

@@ -48,13 +48,13 @@ func TestHelpHasExitCodes(t *testing.T) {
 	}
 }
 
-// docs/commands.md is what the commands say.
+// docs/reference/commands.md is what the commands say.
 func TestDocsOfCommandsAreCurrent(t *testing.T) {
 	code, stdout, stderr := said("man", "--markdown")
 	if code != exitOK {
 		t.Fatal(stderr)
 	}
-	path := filepath.Join("..", "..", "docs", "commands.md")
+	path := filepath.Join("..", "..", "docs", "reference", "commands.md")
 	if text, err := os.ReadFile(path); err != nil || string(text) != stdout {
 		t.Errorf("%s is not what bin/hbmfs man --markdown prints (%v)", path, err)
 	}

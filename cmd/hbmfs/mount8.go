@@ -7,8 +7,8 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/hbmfs/hbmfs/internal/suggest"
-	"github.com/hbmfs/hbmfs/internal/usage"
+	"github.com/hbmfs/hbmfs/internal/text/suggest"
+	"github.com/hbmfs/hbmfs/internal/text/usage"
 )
 
 // mountName is the name of the command that mounts.

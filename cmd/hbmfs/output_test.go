@@ -22,9 +22,9 @@ func TestLostOutputIsAFailure(t *testing.T) {
 	}
 	bench := []string{"bench", "--to", "host", "--modes", "sequential", "--seconds", "0.01", "--block", "4KiB", "--sample", "1KiB", file}
 	for _, args := range [][]string{
-		{"--help"}, {"--version"}, {"inspect", "../../tests/testdata/npy"}, {"inspect", "--json", "../../tests/testdata/npy"},
+		{"--help"}, {"--version"}, {"inspect", "../../tests/data/testdata/npy"}, {"inspect", "--json", "../../tests/data/testdata/npy"},
 		{"read", "--to", "host", file}, {"read", "--to", "host", "--json", file}, bench, {"plan", "--example"}, {"top", "--once", "--interval", "1ms"},
-		{"pack", "--to", "npy", "../../tests/testdata/npy", filepath.Join(t.TempDir(), "new")}, {"pack", "--tokenizer", "list"},
+		{"pack", "--to", "npy", "../../tests/data/testdata/npy", filepath.Join(t.TempDir(), "new")}, {"pack", "--tokenizer", "list"},
 	} {
 		var stderr bytes.Buffer
 		code := run(context.Background(), append([]string{"hbmfs"}, args...), full, &stderr)
@@ -54,7 +54,7 @@ func TestBenchOfNothing(t *testing.T) {
 // What was left out of a dataset is not in what is packed of it, which is said.
 func TestPackSaysWhatWasLeftOut(t *testing.T) {
 	source := t.TempDir()
-	if err := os.CopyFS(source, os.DirFS("../../tests/testdata/npy")); err != nil {
+	if err := os.CopyFS(source, os.DirFS("../../tests/data/testdata/npy")); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Symlink("/etc", filepath.Join(source, "linked")); err != nil {

@@ -14,7 +14,7 @@ import (
 	"testing"
 
 	"github.com/hbmfs/hbmfs/internal/pack"
-	"github.com/hbmfs/hbmfs/internal/tokenizer"
+	"github.com/hbmfs/hbmfs/internal/pack/tokenizer"
 	"github.com/hbmfs/hbmfs/layout"
 )
 

@@ -10,9 +10,9 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/hbmfs/hbmfs/internal/plan"
-	"github.com/hbmfs/hbmfs/internal/size"
-	"github.com/hbmfs/hbmfs/internal/usage"
+	"github.com/hbmfs/hbmfs/internal/commands/plan"
+	"github.com/hbmfs/hbmfs/internal/text/size"
+	"github.com/hbmfs/hbmfs/internal/text/usage"
 )
 
 // planCommand is hbmfs plan.
@@ -55,11 +55,11 @@ Every result is a range: low with all assumptions low, high with all high. The p
   direct     drive to GPU by DMA; only where FILE.yaml says direct: true, which hbmfs check can prove
 
 --fan-out is about something else: how long many nodes take that read one dataset from one origin at once, and how many caches
-before it they need (docs/many-nodes.md). The time to the last node comes by calculation, and by two simulations:
+before it they need (docs/guide/many-nodes.md). The time to the last node comes by calculation, and by two simulations:
 in one all nodes read in the same order, in the other each begins elsewhere. The rates are yours to give: 10 Gb/s for the origin and for a cache
 are assumed, and 765 MB/s for a node.
 
-Calibrated on one and two H200s, the model met four and eight within 15%. docs/planning.md says what it leaves out.`,
+Calibrated on one and two H200s, the model met four and eight within 15%. docs/reference/planning.md says what it leaves out.`,
 		Example: `  hbmfs plan --example | hbmfs plan -                 a node with GPUs, on any machine
   hbmfs plan                                          this node, if it has GPUs
   hbmfs plan --epoch 2TB --weights 140GB --price 30   what would jobs take and cost here?

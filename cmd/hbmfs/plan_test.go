@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/hbmfs/hbmfs/internal/plan"
+	"github.com/hbmfs/hbmfs/internal/commands/plan"
 )
 
 func runPlanLine(t *testing.T, args ...string) packed {

@@ -11,8 +11,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hbmfs/hbmfs/fs/checkpoints"
-	"github.com/hbmfs/hbmfs/internal/progress"
-	"github.com/hbmfs/hbmfs/internal/publish"
+	"github.com/hbmfs/hbmfs/internal/commands/publish"
+	"github.com/hbmfs/hbmfs/internal/text/progress"
 )
 
 // publishCommand is hbmfs publish.

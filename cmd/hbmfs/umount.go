@@ -3,7 +3,7 @@ package main
 import (
 	"github.com/spf13/cobra"
 
-	"github.com/hbmfs/hbmfs/internal/unmount"
+	"github.com/hbmfs/hbmfs/internal/mounts/unmount"
 )
 
 func newUmountCommand() *cobra.Command {

@@ -5,9 +5,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/hbmfs/hbmfs/internal/onmount"
-	"github.com/hbmfs/hbmfs/internal/upgrade"
-	"github.com/hbmfs/hbmfs/internal/usage"
+	"github.com/hbmfs/hbmfs/internal/commands/upgrade"
+	"github.com/hbmfs/hbmfs/internal/mounts/onmount"
+	"github.com/hbmfs/hbmfs/internal/text/usage"
 )
 
 func newUpgradeCommand() *cobra.Command {

@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/hbmfs/hbmfs/internal/size"
-	"github.com/hbmfs/hbmfs/internal/touched"
+	"github.com/hbmfs/hbmfs/internal/commands/touched"
+	"github.com/hbmfs/hbmfs/internal/text/size"
 )
 
 // runRecord saves what was read, or what is read from now on.

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/hbmfs/hbmfs/internal/checkpoint"
+	"github.com/hbmfs/hbmfs/internal/volume/checkpoint"
 )
 
 // TestCheckpoints goes the way of a checkpoint through handles, with each mistake on it.

@@ -9,7 +9,7 @@ import (
 	"slices"
 	"unsafe"
 
-	"github.com/hbmfs/hbmfs/internal/checkpoint"
+	"github.com/hbmfs/hbmfs/internal/volume/checkpoint"
 )
 
 // answerWriting is answer for what writes: where the system failed it was not in reading.

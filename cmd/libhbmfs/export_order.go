@@ -9,7 +9,7 @@ import (
 	"math/bits"
 	"unsafe"
 
-	"github.com/hbmfs/hbmfs/internal/order"
+	"github.com/hbmfs/hbmfs/cmd/libhbmfs/internal/order"
 )
 
 // list is an array of C's as it lies there, once its length can be.

@@ -162,7 +162,7 @@ typedef struct hbmfs_file_info {
 	uint32_t mounted;      /* 1: of an hbmfs mount, 0: any other */
 	int64_t size;          /* bytes */
 	uint32_t dtype;        /* of the elements: 0 unknown, 1 u8, 2 i8, 3 u16, 4 i16, 5 u32, 6 i32, 7 u64, 8 i64, 9 f16,
-	                          10 bf16, 11 f32, 12 f64, 13 bool, 14 f8_e4m3, 15 f8_e5m2 (docs/control-protocol.md) */
+	                          10 bf16, 11 f32, 12 f64, 13 bool, 14 f8_e4m3, 15 f8_e5m2 (docs/reference/control-protocol.md) */
 	uint32_t element_size; /* bytes, 0 where unknown */
 	int64_t tokens;        /* elements of the payload, -1 where unknown */
 	uint64_t generation;   /* equal for equal content; 0 where unknown */
@@ -338,7 +338,7 @@ int32_t hbmfs_cut(const int64_t *const *borders, const int64_t *counts, int64_t 
 
 /*
  * Replaces each of count numbers below n by the one in its place of a permutation: a Feistel network over rows times columns, with a
- * key for each round and cycle walking. python/hbmfs/permutation.py defines it.
+ * key for each round and cycle walking. python/hbmfs/data/permutation.py defines it.
  */
 int32_t hbmfs_permute(uint64_t *numbers, int64_t count, uint64_t n, uint64_t rows, uint64_t columns, const uint64_t *keys, int64_t rounds,
 		      hbmfs_failure *why);
@@ -609,7 +609,7 @@ int32_t hbmfs_write_wait(hbmfs_handle write, int64_t timeout_ns, hbmfs_write_res
 /* ---- KV volumes: blocks by key, that leave a GPU and come back ----
  *
  * A store is one namespace of a volume (hbmfs mount --kv), for one device. Requests take many blocks at once. A block that is not there,
- * or for which there is no room, is an outcome and no error: docs/kv-engines.md.
+ * or for which there is no room, is an outcome and no error: docs/guide/kv-engines.md.
  *
  *	hbmfs_kv_options o = {.struct_size = sizeof o, .device = 0, .mount = "/mnt/kv", .namespace_ = "llama-8b-fp8", .block_bytes = 2 << 20,
  *			      .flags = HBMFS_KV_CREATE | HBMFS_KV_WRITE};

@@ -8,7 +8,7 @@
 // [library] is the table of handles, and readers, files and requests know how to end what they began.
 package main
 
-import "github.com/hbmfs/hbmfs/internal/release"
+import "github.com/hbmfs/hbmfs/internal/text/release"
 
 // version is that of the whole release.
 var version = release.Version()

@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/cufile/internal/device"
 	"github.com/hbmfs/hbmfs/cufile/kv/kvtest"
-	"github.com/hbmfs/hbmfs/internal/device"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 

@@ -6,9 +6,9 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/hbmfs/hbmfs/internal/crew"
-	"github.com/hbmfs/hbmfs/internal/device"
-	"github.com/hbmfs/hbmfs/internal/driver"
+	"github.com/hbmfs/hbmfs/cufile/internal/crew"
+	"github.com/hbmfs/hbmfs/cufile/internal/device"
+	"github.com/hbmfs/hbmfs/cufile/internal/driver"
 )
 
 // slotBytes is what a worker stages at a time.
@@ -17,7 +17,7 @@ const slotBytes = 4 << 20
 // stepBytes is what one step of a mapped copy moves at most; a worker has three under way.
 const stepBytes = 8 << 20
 
-// pieceEntry is the bytes of a piece in the kernel's table, launchBytes the most of one piece: see internal/driver/gather.cu.
+// pieceEntry is the bytes of a piece in the kernel's table, launchBytes the most of one piece: see cufile/internal/driver/gather.cu.
 const (
 	pieceEntry  = 24
 	launchBytes = 32 << 10

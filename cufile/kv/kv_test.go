@@ -17,11 +17,11 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/hbmfs/hbmfs/cufile/fakegpu"
+	"github.com/hbmfs/hbmfs/cufile/internal/driver"
 	"github.com/hbmfs/hbmfs/cufile/kv/kvtest"
-	"github.com/hbmfs/hbmfs/internal/driver"
-	"github.com/hbmfs/hbmfs/internal/driver/fakegpu"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
-	"github.com/hbmfs/hbmfs/tests/leaks"
+	"github.com/hbmfs/hbmfs/tests/blackbox/leaks"
 )
 
 func must(t testing.TB, err error) {

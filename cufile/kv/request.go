@@ -9,7 +9,7 @@ import (
 	"syscall"
 
 	"github.com/hbmfs/hbmfs/control"
-	"github.com/hbmfs/hbmfs/internal/driver"
+	"github.com/hbmfs/hbmfs/cufile/internal/driver"
 )
 
 // Result says what a request did.

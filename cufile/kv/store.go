@@ -9,9 +9,9 @@ import (
 	"time"
 
 	"github.com/hbmfs/hbmfs/control"
-	"github.com/hbmfs/hbmfs/internal/crew"
-	"github.com/hbmfs/hbmfs/internal/device"
-	"github.com/hbmfs/hbmfs/internal/driver"
+	"github.com/hbmfs/hbmfs/cufile/internal/crew"
+	"github.com/hbmfs/hbmfs/cufile/internal/device"
+	"github.com/hbmfs/hbmfs/cufile/internal/driver"
 )
 
 // HostDevice is an Options.Device: host memory instead of a GPU's.

@@ -9,7 +9,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/hbmfs/hbmfs/internal/device"
+	"github.com/hbmfs/hbmfs/cufile/internal/device"
 )
 
 // available is the most memory that may be brought, and what says so: the kernel ends processes that bring more.

@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/hbmfs/hbmfs/internal/direct"
-	"github.com/hbmfs/hbmfs/internal/source"
+	"github.com/hbmfs/hbmfs/cufile/internal/direct"
+	"github.com/hbmfs/hbmfs/cufile/internal/source"
 )
 
 // choose gives the path of a write.

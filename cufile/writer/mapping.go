@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/hbmfs/hbmfs/internal/driver"
+	"github.com/hbmfs/hbmfs/cufile/internal/driver"
 )
 
 // Files of tmpfs are pages of memory. On the mapped path they are mapped, brought by several threads at once, and registered with

@@ -11,8 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/hbmfs/hbmfs/internal/direct"
-	"github.com/hbmfs/hbmfs/internal/driver"
+	"github.com/hbmfs/hbmfs/cufile/internal/direct"
+	"github.com/hbmfs/hbmfs/cufile/internal/driver"
 )
 
 // output is a file that is being written. Several workers do; the one that writes the last chunk finishes it.

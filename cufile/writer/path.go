@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/hbmfs/hbmfs/internal/crew"
-	"github.com/hbmfs/hbmfs/internal/driver"
-	"github.com/hbmfs/hbmfs/internal/source"
+	"github.com/hbmfs/hbmfs/cufile/internal/crew"
+	"github.com/hbmfs/hbmfs/cufile/internal/driver"
+	"github.com/hbmfs/hbmfs/cufile/internal/source"
 )
 
 // Path is a way for bytes to get into a file.

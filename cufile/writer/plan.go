@@ -8,7 +8,7 @@ import (
 	"strings"
 	"unsafe"
 
-	"github.com/hbmfs/hbmfs/internal/driver"
+	"github.com/hbmfs/hbmfs/cufile/internal/driver"
 )
 
 // ChunkSize is the bytes of a file that are summed, and written, at a time. The last chunk of a file may be shorter.

@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/hbmfs/hbmfs/internal/crew"
+	"github.com/hbmfs/hbmfs/cufile/internal/crew"
 )
 
 // mostAhead is how many files are made before the first byte is written, so that a full disk is known early. Others are made

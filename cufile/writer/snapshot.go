@@ -8,7 +8,7 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/hbmfs/hbmfs/internal/driver"
+	"github.com/hbmfs/hbmfs/cufile/internal/driver"
 )
 
 // Snapshot is a copy of memory in the arena, which is written while its owner changes the memory.

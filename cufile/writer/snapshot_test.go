@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hbmfs/hbmfs/internal/driver"
+	"github.com/hbmfs/hbmfs/cufile/internal/driver"
 )
 
 // TestSnapshots copies memory of all kinds into an arena whose registrations are so small that most copies cross their borders.

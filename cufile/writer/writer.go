@@ -9,10 +9,10 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/hbmfs/hbmfs/internal/crew"
-	"github.com/hbmfs/hbmfs/internal/device"
-	"github.com/hbmfs/hbmfs/internal/direct"
-	"github.com/hbmfs/hbmfs/internal/driver"
+	"github.com/hbmfs/hbmfs/cufile/internal/crew"
+	"github.com/hbmfs/hbmfs/cufile/internal/device"
+	"github.com/hbmfs/hbmfs/cufile/internal/direct"
+	"github.com/hbmfs/hbmfs/cufile/internal/driver"
 )
 
 // HostDevice is an Options.Device: host memory instead of a GPU's.

@@ -10,8 +10,8 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
-	"github.com/hbmfs/hbmfs/internal/container"
-	"github.com/hbmfs/hbmfs/internal/pause"
+	"github.com/hbmfs/hbmfs/internal/sys/container"
+	"github.com/hbmfs/hbmfs/internal/sys/pause"
 )
 
 // containers has the drafts of containers end with them. The zero value does nothing.

@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/control"
-	"github.com/hbmfs/hbmfs/internal/checkpoint"
-	"github.com/hbmfs/hbmfs/internal/container"
+	"github.com/hbmfs/hbmfs/internal/sys/container"
+	"github.com/hbmfs/hbmfs/internal/volume/checkpoint"
 )
 
 // draft is a checkpoint that is being written through the mount.

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/hbmfs/hbmfs/internal/checkpoint"
+	"github.com/hbmfs/hbmfs/internal/volume/checkpoint"
 )
 
 // When a framework has finished a checkpoint, only the framework knows. It says so in one of these ways, besides a rename and hbmfs publish:

@@ -17,9 +17,9 @@ import (
 
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/fs"
-	"github.com/hbmfs/hbmfs/internal/checkpoint"
-	"github.com/hbmfs/hbmfs/internal/container"
-	"github.com/hbmfs/hbmfs/internal/handover"
+	"github.com/hbmfs/hbmfs/internal/mounts/handover"
+	"github.com/hbmfs/hbmfs/internal/sys/container"
+	"github.com/hbmfs/hbmfs/internal/volume/checkpoint"
 )
 
 // Names of what a holder keeps.

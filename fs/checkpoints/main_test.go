@@ -3,7 +3,7 @@ package checkpoints
 import (
 	"testing"
 
-	"github.com/hbmfs/hbmfs/tests/leaks"
+	"github.com/hbmfs/hbmfs/tests/blackbox/leaks"
 )
 
 func TestMain(m *testing.M) { leaks.Main(m) }

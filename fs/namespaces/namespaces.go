@@ -1,5 +1,5 @@
 // Package namespaces is what the mount of a KV volume shows: each namespace is an empty file in the root, whose owner and mode say who may read and write its
-// blocks, and whose st_blocks say what it takes of the disk. Blocks themselves never pass the mount: the control channel has them (internal/kv).
+// blocks, and whose st_blocks say what it takes of the disk. Blocks themselves never pass the mount: the control channel has them (internal/volume/kv).
 //
 //	v := namespaces.New(store)
 //	m, err := fs.New(ctx, point, v.Listing(), fs.Options{KV: store, Around: v.Around, MayWrite: v.MayWrite, ...})
@@ -16,8 +16,8 @@ import (
 
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/fs"
-	"github.com/hbmfs/hbmfs/internal/container"
-	"github.com/hbmfs/hbmfs/internal/kv"
+	"github.com/hbmfs/hbmfs/internal/sys/container"
+	"github.com/hbmfs/hbmfs/internal/volume/kv"
 )
 
 // View shows the namespaces of a store.

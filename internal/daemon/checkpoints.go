@@ -7,9 +7,9 @@ import (
 
 	"github.com/hbmfs/hbmfs/fs"
 	"github.com/hbmfs/hbmfs/fs/checkpoints"
-	"github.com/hbmfs/hbmfs/internal/dataset"
-	"github.com/hbmfs/hbmfs/internal/drain"
-	"github.com/hbmfs/hbmfs/internal/usage"
+	"github.com/hbmfs/hbmfs/internal/daemon/dataset"
+	"github.com/hbmfs/hbmfs/internal/text/usage"
+	"github.com/hbmfs/hbmfs/internal/volume/drain"
 )
 
 // Checkpoints say that the source is a directory of checkpoints, where programs write.

@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/hbmfs/hbmfs/fs"
-	"github.com/hbmfs/hbmfs/internal/usage"
+	"github.com/hbmfs/hbmfs/internal/text/usage"
 )
 
 // mistake is a Mount that is refused before anything is mounted.

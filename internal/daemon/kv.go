@@ -9,10 +9,10 @@ import (
 
 	"github.com/hbmfs/hbmfs/fs"
 	"github.com/hbmfs/hbmfs/fs/namespaces"
-	"github.com/hbmfs/hbmfs/internal/handover"
-	"github.com/hbmfs/hbmfs/internal/kv"
-	"github.com/hbmfs/hbmfs/internal/size"
-	"github.com/hbmfs/hbmfs/internal/usage"
+	"github.com/hbmfs/hbmfs/internal/mounts/handover"
+	"github.com/hbmfs/hbmfs/internal/text/size"
+	"github.com/hbmfs/hbmfs/internal/text/usage"
+	"github.com/hbmfs/hbmfs/internal/volume/kv"
 )
 
 // KV says that the source is the directory of a KV volume.

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/hbmfs/hbmfs/internal/corpus/corpustest"
+	"github.com/hbmfs/hbmfs/internal/pack/corpus/corpustest"
 )
 
 func TestCompressedGivesTheSameBytes(t *testing.T) {

@@ -16,7 +16,7 @@ import (
 	"testing"
 
 	"github.com/hbmfs/hbmfs/layout"
-	"github.com/hbmfs/hbmfs/tests/leaks"
+	"github.com/hbmfs/hbmfs/tests/blackbox/leaks"
 )
 
 func TestMain(m *testing.M) {

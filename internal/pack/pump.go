@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/semaphore"
 
-	"github.com/hbmfs/hbmfs/internal/corpus"
-	"github.com/hbmfs/hbmfs/internal/tokenizer"
+	"github.com/hbmfs/hbmfs/internal/pack/corpus"
+	"github.com/hbmfs/hbmfs/internal/pack/tokenizer"
 )
 
 // Bounds of what is read ahead of the writer. They do not change the bytes that are written.

@@ -11,8 +11,8 @@ import (
 	"time"
 	"unicode"
 
-	"github.com/hbmfs/hbmfs/internal/tokenizer"
-	"github.com/hbmfs/hbmfs/internal/usage"
+	"github.com/hbmfs/hbmfs/internal/pack/tokenizer"
+	"github.com/hbmfs/hbmfs/internal/text/usage"
 	"github.com/hbmfs/hbmfs/layout"
 )
 

@@ -13,9 +13,9 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/hbmfs/hbmfs/internal/corpus/corpustest"
-	"github.com/hbmfs/hbmfs/internal/tokenizer"
-	"github.com/hbmfs/hbmfs/internal/usage"
+	"github.com/hbmfs/hbmfs/internal/pack/corpus/corpustest"
+	"github.com/hbmfs/hbmfs/internal/pack/tokenizer"
+	"github.com/hbmfs/hbmfs/internal/text/usage"
 	"github.com/hbmfs/hbmfs/layout"
 )
 

@@ -4,8 +4,8 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/hbmfs/hbmfs/internal/corpus"
-	"github.com/hbmfs/hbmfs/internal/tokenizer"
+	"github.com/hbmfs/hbmfs/internal/pack/corpus"
+	"github.com/hbmfs/hbmfs/internal/pack/tokenizer"
 )
 
 // Document is a document, or a part of one.

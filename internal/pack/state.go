@@ -15,7 +15,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/hbmfs/hbmfs/internal/corpus"
+	"github.com/hbmfs/hbmfs/internal/pack/corpus"
 	"github.com/hbmfs/hbmfs/layout"
 )
 

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/hbmfs/hbmfs/internal/corpus/corpustest"
+	"github.com/hbmfs/hbmfs/internal/pack/corpus/corpustest"
 	"github.com/hbmfs/hbmfs/layout"
 )
 

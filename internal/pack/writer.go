@@ -7,7 +7,7 @@ import (
 	"math"
 	"time"
 
-	"github.com/hbmfs/hbmfs/internal/corpus"
+	"github.com/hbmfs/hbmfs/internal/pack/corpus"
 )
 
 // writer splits documents into training and validation and hands them to the streams. One goroutine uses it.

@@ -53,7 +53,7 @@ func golden(t testing.TB, name string) []byte {
 	return data
 }
 
-// want is what tests/golden/parquet_files.py writes.
+// want is what tests/data/golden/parquet_files.py writes.
 func want(name string) (rows []string) {
 	for i := range 100 {
 		text := fmt.Sprintf("document %d %s", i, strings.Repeat("é", i%7))

@@ -3,15 +3,20 @@
     ds = hbmfs.open("/mnt/pile", device="cuda:0")     # or a file, or a view; device="cpu" works everywhere
     x = ds.gather(starts, length=4097)                # [N, L] in HBM, any unaligned token offsets
 
-Importing it needs NumPy only and imports no torch; docs/pytorch.md shows everything that it does.
+Importing it needs NumPy only and imports no torch; docs/guide/pytorch.md shows everything that it does.
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
+from . import _moved
+from ._lib.device_array import DeviceArray
+from ._lib.reader import File, Reader
+from ._lib.request import Request
+from ._lib.writer import FilePart, OutFile, Snapshot, Write, Writer, Written, WrittenFile
 from ._version import __version__
-from .dataset import Dataset, open
-from .device_array import DeviceArray
+from .data.dataset import Dataset, open
 from .errors import (
     AccessError,
     BusyError,
@@ -39,45 +44,44 @@ from .errors import (
     WaitTimeoutError,
     WriteError,
 )
-from .reader import File, Reader
-from .request import Request
-from .writer import FilePart, OutFile, Snapshot, Write, Writer, Written, WrittenFile
 
 if TYPE_CHECKING:
-    from . import deepspeed, megatron, mixture, nanogpt, transformers, vllm
-    from ._parts import SKIP
     from .checkpoints import Checkpoints
-    from .dcp import DCPReader
-    from .dcp_stager import DCPStager
-    from .dcp_writer import DCPWriter
+    from .checkpoints.dcp import DCPReader
+    from .checkpoints.dcp_stager import DCPStager
+    from .checkpoints.dcp_writer import DCPWriter
+    from .checkpoints.safetensors_save import save_safetensors
+    from .data import mixture
+    from .data.mixture import Mixture
+    from .data.packed import Packed, PackedStream
+    from .data.part import Aligned, Part
+    from .data.token_stream import TokenStream
+    from .integrations import deepspeed, megatron, nanogpt, transformers, vllm
     from .kv import KVOutcome, KVResult, KVStore
-    from .mixture import Mixture
-    from .packed import Packed, PackedStream
-    from .part import Aligned, Part
-    from .safetensors_save import save_safetensors
-    from .token_stream import TokenStream
     from .weights import load_safetensors
+    from .weights._parts import SKIP
+
+sys.meta_path.append(_moved.Finder)
 
 # Loaded when they are first used: they may need torch, or more time than opening a dataset does.
 _LATER = {
-    "Aligned": "part",
+    "Aligned": "data.part",
     "Checkpoints": "checkpoints",
-    "DCPReader": "dcp",
-    "DCPStager": "dcp_stager",
-    "DCPWriter": "dcp_writer",
+    "DCPReader": "checkpoints.dcp",
+    "DCPStager": "checkpoints.dcp_stager",
+    "DCPWriter": "checkpoints.dcp_writer",
     "KVOutcome": "kv",
     "KVResult": "kv",
     "KVStore": "kv",
-    "Mixture": "mixture",
-    "Packed": "packed",
-    "PackedStream": "packed",
-    "Part": "part",
-    "SKIP": "_parts",
-    "TokenStream": "token_stream",
+    "Mixture": "data.mixture",
+    "Packed": "data.packed",
+    "PackedStream": "data.packed",
+    "Part": "data.part",
+    "SKIP": "weights._parts",
+    "TokenStream": "data.token_stream",
     "load_safetensors": "weights",
-    "save_safetensors": "safetensors_save",
+    "save_safetensors": "checkpoints.safetensors_save",
 }
-_LATER |= dict.fromkeys(("deepspeed", "megatron", "mixture", "nanogpt", "transformers", "vllm"), "")
 
 __all__ = [
     "SKIP",
@@ -146,7 +150,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     module = _LATER.get(name)
-    if module is None:
+    if module is None and f"hbmfs.{name}" not in _moved.MOVED:
         raise AttributeError(f"module 'hbmfs' has no attribute {name!r}")
     try:
         return getattr(importlib.import_module("." + module, __name__), name) if module else importlib.import_module("." + name, __name__)

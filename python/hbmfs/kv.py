@@ -7,7 +7,7 @@ A :class:`KVStore` is one namespace of a volume (``hbmfs mount --kv``), for one 
     found = store.get_many(keys, blocks).result()  # found.outcomes says which came
 
 Several processes and all ranks of a host may share a namespace. What has no room, or is not there, is an outcome and no exception: it
-is a cache. docs/kv-engines.md shows it with LMCache and SGLang.
+is a cache. docs/guide/kv-engines.md shows it with LMCache and SGLang.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from . import _device, _native, errors
-from ._handle import Owner
-from ._memory import Place, place
-from .reader import _check, _path
-from .writer import _memory
+from . import errors
+from ._lib import _device, _native
+from ._lib._handle import Owner
+from ._lib._memory import Place, place
+from ._lib.reader import _check, _path
+from ._lib.writer import _memory
 
 T = TypeVar("T")
 

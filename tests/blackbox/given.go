@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/hbmfs/hbmfs/internal/driver/fakegpu"
+	"github.com/hbmfs/hbmfs/cufile/fakegpu"
 )
 
 // Given returns the hbmfs that HBMFS_BINARY names, or one that is built for the test. It is for tests that need no more of

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hbmfs/hbmfs/internal/status"
+	"github.com/hbmfs/hbmfs/internal/observe/status"
 )
 
 // Status is that of the mount.

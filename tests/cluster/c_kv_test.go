@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hbmfs/hbmfs/internal/status"
+	"github.com/hbmfs/hbmfs/internal/observe/status"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 

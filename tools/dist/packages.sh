@@ -32,7 +32,7 @@ for kind in deb rpm; do
     ln -s "$file" "$STAGE/$LIBRARY$libdir/libhbmfs.so.$ABI"
     install -D -m 644 -t "$STAGE/$LIBRARY/usr/share/doc/$LIBRARY" LICENSE
     install -D -m 644 -t "$STAGE/devel/usr/include" cmd/libhbmfs/libhbmfs.h
-    install -D -m 644 -t "$STAGE/devel/usr/share/doc/$DEVEL" LICENSE docs/libhbmfs.md
+    install -D -m 644 -t "$STAGE/devel/usr/share/doc/$DEVEL" LICENSE docs/reference/libhbmfs.md
     mkdir -p "$STAGE/devel$libdir/pkgconfig"
     ln -s "libhbmfs.so.$ABI" "$STAGE/devel$libdir/libhbmfs.so"
     sed "s|@LIBDIR@|$libdir|; s|@VERSION@|$VERSION|" deploy/packages/libhbmfs.pc.in >"$STAGE/devel$libdir/pkgconfig/libhbmfs.pc"

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/hbmfs/hbmfs/internal/csi/volume"
-	"github.com/hbmfs/hbmfs/internal/size"
+	"github.com/hbmfs/hbmfs/internal/text/size"
 )
 
 // The memory tiers of KV volumes are memory of the host's container, where kubelet and the scheduler see it: daemons allocate it. So the

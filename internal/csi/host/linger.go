@@ -4,7 +4,7 @@ import (
 	"encoding/json"
 	"time"
 
-	"github.com/hbmfs/hbmfs/internal/pause"
+	"github.com/hbmfs/hbmfs/internal/sys/pause"
 )
 
 // A volume lingers where its daemon goes on without users. The last pod of a volume that drains may leave before its last checkpoint is at

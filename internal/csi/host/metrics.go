@@ -10,7 +10,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/hbmfs/hbmfs/internal/promtext"
+	"github.com/hbmfs/hbmfs/internal/observe/promtext"
 )
 
 // The host asks so many mounts at once for their metrics; one that takes longer than itsTime no longer counts. All of a

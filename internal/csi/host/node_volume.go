@@ -20,7 +20,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/internal/csi/mounts"
 	"github.com/hbmfs/hbmfs/internal/csi/volume"
-	"github.com/hbmfs/hbmfs/internal/handover"
+	"github.com/hbmfs/hbmfs/internal/mounts/handover"
 )
 
 // nodeVolume is a volume that is used on this node.

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/internal/csi/mounts"
-	"github.com/hbmfs/hbmfs/internal/pause"
+	"github.com/hbmfs/hbmfs/internal/sys/pause"
 )
 
 // watch waits for the end of a daemon, and starts the volume's next one while it is used.

@@ -25,7 +25,7 @@ import (
 )
 
 // Names that a checkpoint, a volume that drains and a KV volume have in their directories: checkpoint.ManifestName and DrainState of
-// internal/checkpoint, and the lock of internal/kv, which belong to what is on the disk and so never change.
+// internal/volume/checkpoint, and the lock of internal/volume/kv, which belong to what is on the disk and so never change.
 const (
 	manifest   = ".hbmfs-manifest.json"
 	drainState = ".hbmfs-drain"

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/status"
 
-	"github.com/hbmfs/hbmfs/internal/checkpoint"
-	"github.com/hbmfs/hbmfs/internal/kv"
+	"github.com/hbmfs/hbmfs/internal/volume/checkpoint"
+	"github.com/hbmfs/hbmfs/internal/volume/kv"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 

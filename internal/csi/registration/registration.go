@@ -18,7 +18,7 @@ import (
 	kubelet "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/hbmfs/hbmfs/internal/csi/rpc"
-	"github.com/hbmfs/hbmfs/internal/pause"
+	"github.com/hbmfs/hbmfs/internal/sys/pause"
 )
 
 // version is CSI's, in the form that kubelet wants: of all drivers of CSI 1.

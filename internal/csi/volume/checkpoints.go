@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/hbmfs/hbmfs/internal/size"
+	"github.com/hbmfs/hbmfs/internal/text/size"
 )
 
 // Attributes of checkpoint volumes.

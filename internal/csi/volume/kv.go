@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/hbmfs/hbmfs/internal/size"
+	"github.com/hbmfs/hbmfs/internal/text/size"
 )
 
 // Attributes of KV volumes.

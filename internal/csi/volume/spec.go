@@ -15,7 +15,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/hbmfs/hbmfs/internal/size"
+	"github.com/hbmfs/hbmfs/internal/text/size"
 )
 
 // Ways to ask a source.

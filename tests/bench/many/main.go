@@ -4,7 +4,7 @@
 //	  [--netns] [--rclone rclone --s3server .cache/s3server] [--replay]
 //
 // The origin is this program: it waits --latency before each answer, and sends --rate at most, all answers together. The caches are
-// nginx as docs/many-nodes.md has it, or with --rclone rclone serve s3, before a server of S3 behind the same link. A node is a mount
+// nginx as docs/guide/many-nodes.md has it, or with --rclone rclone serve s3, before a server of S3 behind the same link. A node is a mount
 // with an empty cache directory; it reads every file once and compares hashes. With --netns each node and each cache has a network
 // namespace of its own, all on one bridge; that takes root. Rounds: no caches; the caches; the caches, of which the first is killed when
 // half of the bytes have come; and with nginx, the caches and one more that lies.
@@ -70,7 +70,7 @@ func (b *bench) flags() (dir *string) {
 	pflag.StringVar(&b.hbmfs, "hbmfs", "bin/hbmfs", "the built binary")
 	pflag.StringVar(&b.nginx, "nginx", "nginx", "nginx, with its slice module")
 	pflag.StringVar(&b.rclone, "rclone", "", "rclone: have it be the caches, before S3")
-	pflag.StringVar(&b.s3server, "s3server", ".cache/s3server", "the built tests/origins/s3server, for --rclone")
+	pflag.StringVar(&b.s3server, "s3server", ".cache/s3server", "the built tests/suites/origins/s3server, for --rclone")
 	pflag.IntVar(&b.nodes, "nodes", 8, "mounts that read at once")
 	pflag.IntVar(&b.caches, "caches", 2, "caches before the origin")
 	pflag.IntVar(&b.files, "files", 16, "files of the dataset")

@@ -23,7 +23,7 @@ const (
 	secretKey = "many-secret"
 )
 
-// s3Server is a running tests/origins/s3server, and the way to it.
+// s3Server is a running tests/suites/origins/s3server, and the way to it.
 type s3Server struct {
 	cmd   *exec.Cmd
 	stdin io.Closer // it ends with it

@@ -48,7 +48,7 @@ func run(ctx context.Context) (err error) {
 	pflag.DurationVar(&c.latency, "latency", 25*time.Millisecond, "before each answer of the server")
 	pflag.Float64Var(&c.rate, "rate", 90e6, "bytes per second of a connection, 0 for no limit")
 	pflag.StringVar(&c.dir, "dir", "", "where the object, the cache and the mount are put (a directory on a real disk; default: the temporary one)")
-	pflag.StringVar(&c.s3server, "s3server", ".cache/s3server", "the built tests/origins/s3server")
+	pflag.StringVar(&c.s3server, "s3server", ".cache/s3server", "the built tests/suites/origins/s3server")
 	rivals := pflag.Bool("rivals", false, "compare with rclone and s3fs")
 	random := pflag.Bool("random", false, "compare random reads with rclone's")
 	rclonePath := pflag.String("rclone", "rclone", "the rclone to compare with")

@@ -27,7 +27,7 @@ const (
 	bucket    = "bench"
 )
 
-// s3Server is a running tests/origins/s3server. Its objects are the files of a directory.
+// s3Server is a running tests/suites/origins/s3server. Its objects are the files of a directory.
 type s3Server struct {
 	cmd    *exec.Cmd
 	stdin  io.Closer // it ends with it

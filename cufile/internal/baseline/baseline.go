@@ -1,0 +1,92 @@
+// Package baseline has two measures for the paths into a GPU. One is the fastest copy that there is, the other the read of a program that
+// knows nothing of GPUs.
+package baseline
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/cufile/internal/arena"
+	"github.com/hbmfs/hbmfs/cufile/internal/crew"
+	"github.com/hbmfs/hbmfs/cufile/internal/driver"
+	"github.com/hbmfs/hbmfs/cufile/internal/source"
+)
+
+// Wall measures the rate of copies from pinned memory to HBM, in bytes per second: no path into this GPU is faster. It
+// repeats one copy for at least the time given, and takes a quarter of the arena.
+func Wall(ctx context.Context, c *crew.Crew, a *arena.Arena, during time.Duration) (float64, error) {
+	const most = 256 << 20
+	size := min(most, a.Size()/4/arena.Unit*arena.Unit)
+	at, err := a.Reserve(ctx, size)
+	if err != nil {
+		return 0, err
+	}
+	defer a.Free(at, size)
+	memory, err := unix.Mmap(-1, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return 0, fmt.Errorf("allocate %d bytes of host memory: %w", size, err)
+	}
+	defer func() { _ = unix.Munmap(memory) }() // a mapping that cannot be undone ends with the process
+	rate := 0.0
+	err = c.Do(context.WithoutCancel(ctx), func(w *crew.Worker) error {
+		if err := w.CUDA.Register(memory, driver.HostPortable); err != nil {
+			return err
+		}
+		err := repeat(ctx, w, memory, a.HBM(at), during, &rate)
+		return errors.Join(err, w.CUDA.Unregister(memory))
+	})
+	return rate, err
+}
+
+// repeat keeps two copies under way, so that the bus never waits for the CPU.
+func repeat(ctx context.Context, w *crew.Worker, memory []byte, to driver.Pointer, during time.Duration, rate *float64) error {
+	for range crew.SlotsPerWorker { // the first copies wake the bus up
+		if err := w.CUDA.CopyIn(to, memory, w.Stream); err != nil {
+			return err
+		}
+	}
+	if err := w.CUDA.Synchronize(w.Stream); err != nil {
+		return err
+	}
+	start, copied := time.Now(), 0
+	for time.Since(start) < during && ctx.Err() == nil {
+		s, err := w.Slot()
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(w.CUDA.CopyIn(to, memory, w.Stream), w.Sent(s)); err != nil {
+			return err
+		}
+		copied++
+	}
+	w.Drain() // a copy that failed fails the job
+	*rate = float64(copied) * float64(len(memory)) / time.Since(start).Seconds()
+	return ctx.Err()
+}
+
+// Block is the bytes that Plain copies at a time.
+const Block = 16 << 20
+
+// Plain reads pieces as a program does that knows nothing of GPUs: one thread, read into ordinary memory, then a
+// copy to HBM, block after block. The buffer holds a block, and so does the HBM; on the host there is no copy.
+func Plain(ctx context.Context, c *crew.Crew, to driver.Pointer, buffer []byte, pieces []source.Piece) error {
+	chunks := source.Cut(pieces, int64(len(buffer)))
+	return c.Do(context.WithoutCancel(ctx), func(w *crew.Worker) error {
+		for i := 0; i < len(chunks) && ctx.Err() == nil; i++ {
+			if err := chunks[i].Read(buffer); err != nil {
+				return err
+			}
+			if w.CUDA == nil {
+				continue
+			}
+			if err := w.CUDA.CopyPageable(to, buffer[:chunks[i].N]); err != nil {
+				return err
+			}
+		}
+		return ctx.Err()
+	})
+}

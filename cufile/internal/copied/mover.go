@@ -1,0 +1,117 @@
+// Package copied moves small rows of files into memory of the host. It maps files that were read, and the kernel copies rows from the
+// mappings: one system call (process_vm_readv) for up to 1,024 rows of any files, which need no descriptors any more.
+//
+// A [Mover] belongs to one reader. [Mover.Map] maps the files of pieces that were read in another way. [Mover.MoveRows] copies rows of
+// mapped files, and names those that it could not copy.
+//
+// Pitfalls. No thread touches a mapping itself: where a file was cut, that would end the process by SIGBUS.
+package copied
+
+import (
+	"errors"
+	"os"
+	"sync"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/cufile/internal/driver"
+	"github.com/hbmfs/hbmfs/cufile/internal/source"
+)
+
+// Mover is a reader's mapped files.
+type Mover struct {
+	watch *source.Watch
+	pid   int
+	off   bool      // the kernel does not copy: nothing is mapped
+	plans sync.Pool // of *plan: those that have ended
+
+	finding sync.Mutex // guards the Places of Maps
+
+	mu    sync.Mutex // guards what follows
+	files map[*source.Backing][]byte
+	room  int  // files that may be mapped before the mappings of the process are counted again
+	full  bool // none is mapped until others are unmapped
+}
+
+// New makes a Mover. The watch looks at the files of rows that were moved.
+func New(watch *source.Watch) *Mover {
+	return &Mover{watch: watch, pid: os.Getpid(), off: !copies(), files: map[*source.Backing][]byte{}}
+}
+
+// copies says whether the kernel copies memory of this process for it: a sandbox may be against that.
+func copies() bool {
+	page := make([]byte, driver.PageSize)
+	_, err := source.EndOf(page)
+	return err == nil
+}
+
+// SmallRow is the mean length of rows in bytes from which on reading by pread is as fast.
+const SmallRow = 64 << 10
+
+// Map maps the files of pieces that were read, while these are open: rows of them need no descriptor then. Files of a cache are not
+// mapped, since the cache could not remove them. It fails where a file has changed.
+func (m *Mover) Map(pieces []source.Piece) error {
+	last := (*source.Backing)(nil)
+	for i := range pieces {
+		b := pieces[i].File
+		if b == last || b.Inline || b.Cached {
+			continue
+		}
+		last = b
+		if err := b.Unchanged(); err != nil {
+			return err
+		}
+		if !m.off && b.Seen.Load() == nil && b.Length > 0 {
+			m.mapFile(b)
+		}
+	}
+	return nil
+}
+
+// mapFile maps a file where that is possible. Otherwise its rows go on to be read by pread.
+func (m *Mover) mapFile(b *source.Backing) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.files[b] != nil || !m.hasRoom() {
+		return
+	}
+	memory, err := unix.Mmap(b.FD, 0, int(driver.RoundUp(b.Length, driver.PageSize)), unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		m.full = errors.Is(err, unix.ENOMEM)
+		return
+	}
+	_ = unix.Madvise(memory, unix.MADV_RANDOM)   // a row that is not in the page cache would bring 128 KiB
+	_ = unix.Madvise(memory, unix.MADV_DONTFORK) // thousands of mappings would make each fork slow, and no child reads them
+	end, err := source.EndOf(memory)
+	if err != nil { // the file was cut meanwhile
+		_ = unix.Munmap(memory)
+		return
+	}
+	seen := source.NewRegistered(int64(len(memory)), 1)
+	seen.At[0].Store(uint64(addressOf(memory)))
+	seen.End.Store(end)
+	m.files[b] = memory
+	m.room--
+	b.Seen.Store(seen)
+}
+
+func addressOf(memory []byte) driver.Pointer {
+	return driver.Pointer(uintptr(unsafe.Pointer(unsafe.SliceData(memory))))
+}
+
+// Forget unmaps files that are about to be closed. No request reads them any more.
+func (m *Mover) Forget(files []*source.Backing) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var errs []error
+	for _, b := range files {
+		if memory := m.files[b]; memory != nil {
+			b.Seen.Store(nil)
+			delete(m.files, b)
+			m.room, m.full = m.room+1, false
+			errs = append(errs, unix.Munmap(memory))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,183 @@
+package copied
+
+import (
+	"runtime"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/cufile/internal/driver"
+	"github.com/hbmfs/hbmfs/cufile/internal/source"
+)
+
+// Rows are spans of a file, whose bytes it has.
+type Rows struct {
+	Of      *source.Map
+	Spans   []source.Span
+	Missing []source.Span // those that MoveRows did not move
+}
+
+const (
+	mostRows  = 1024     // of one system call (IOV_MAX)
+	mostBytes = 64 << 10 // that are widened at a time, while they are in the CPU's cache
+)
+
+// plan is what is copied, and the memory of one system call's arguments.
+type plan struct {
+	list    []piece
+	from    []unix.RemoteIovec
+	to      []unix.Iovec
+	scratch []byte // of mostBytes, where something is widened
+}
+
+// piece is bytes of a mapping that follow each other.
+type piece struct {
+	at   uintptr
+	span source.Span
+	of   *Rows
+}
+
+// Writer writes bytes that are to be widened, whole elements, to the place that their span says.
+type Writer func(place int64, from []byte)
+
+// MoveRows copies rows of mapped files to their places in memory, or has write do that, if it is not nil, for elements of so many bytes. Rows that are not
+// mapped, or whose file cannot be looked at, or was cut, are left out as Missing. It gives how many pages had to come from the disk, and fails where a
+// file is known to have changed.
+func (m *Mover) MoveRows(to []byte, element int64, write Writer, rows []Rows) (cold int64, err error) {
+	p, _ := m.plans.Get().(*plan)
+	if p == nil {
+		p = &plan{}
+	}
+	defer m.end(p)
+	if err := m.find(p, rows, element); err != nil {
+		return 0, err
+	}
+	runtime.LockOSThread() // whose faults are counted
+	before := majorFaults()
+	for list := p.list; len(list) > 0; {
+		list = list[m.moveSome(p, to, write, list):]
+	}
+	cold = majorFaults() - before
+	runtime.UnlockOSThread()
+	return cold, nil
+}
+
+// end keeps the memory of a plan for another one.
+func (m *Mover) end(p *plan) {
+	clear(p.list)
+	p.list = p.list[:0]
+	m.plans.Put(p)
+}
+
+// majorFaults is how often this thread has waited for a page from a disk.
+func majorFaults() int64 {
+	var usage unix.Rusage
+	if unix.Getrusage(unix.RUSAGE_THREAD, &usage) != nil {
+		return 0
+	}
+	return usage.Majflt
+}
+
+// find finds where rows are mapped. No piece ends within an element.
+func (m *Mover) find(p *plan, rows []Rows, element int64) error {
+	m.finding.Lock()
+	defer m.finding.Unlock()
+	turn := m.watch.Turn()
+	for i := range rows {
+		of := &rows[i]
+		for _, s := range of.Spans {
+			for s.N > 0 {
+				at, n, err := m.place(of.Of, s.Offset, turn)
+				if err != nil {
+					return err
+				}
+				n = min(n, s.N, mostBytes)
+				if at == 0 || n%element != 0 {
+					of.Missing = append(of.Missing, s)
+					break
+				}
+				p.list = append(p.list, piece{at, source.Span{Offset: s.Offset, N: n, To: s.To}, of})
+				s = source.Span{Offset: s.Offset + n, N: s.N - n, To: s.To + n}
+			}
+		}
+	}
+	return nil
+}
+
+// place gives where the byte at offset of a file is mapped, and how many follow it there; 0 where it is not.
+func (m *Mover) place(of *source.Map, offset int64, turn uint32) (at uintptr, n int64, err error) {
+	i := of.Find(offset)
+	run, place := &of.Runs[i], &of.Places[i]
+	if place.Turn == turn && place.Base != 0 {
+		return uintptr(place.Base) + uintptr(offset-run.Logical), run.End() - offset, nil
+	}
+	b := of.Files[i]
+	seen := b.Seen.Load()
+	if seen == nil || !m.watch.Mark(b) {
+		return 0, 0, b.Changed()
+	}
+	from, n := run.At(offset)
+	if from+n > b.Length {
+		return 0, 0, nil
+	}
+	if run.Inside(0, b.Length) {
+		place.Base, place.Turn = driver.Pointer(seen.At[0].Load())+driver.Pointer(run.Offset), turn
+	}
+	return uintptr(seen.At[0].Load()) + uintptr(from), n, nil
+}
+
+// moveSome copies the first pieces of a list, as many as one call does, and gives how many that has settled. One that cannot be copied whole is
+// missing.
+func (m *Mover) moveSome(p *plan, to []byte, write Writer, list []piece) int {
+	list = p.arguments(to, write, list)
+	n, err := unix.ProcessVMReadv(m.pid, p.to, p.from, 0)
+	if err != nil {
+		n = 0
+	}
+	done := 0
+	for done < len(list) && int64(n) >= list[done].span.N {
+		n -= int(list[done].span.N)
+		done++
+	}
+	if write != nil {
+		from := p.scratch
+		for i := range list[:done] {
+			s := &list[i].span
+			write(s.To, from[:s.N])
+			from = from[s.N:]
+		}
+	}
+	if done < len(list) {
+		list[done].of.Missing = append(list[done].of.Missing, list[done].span)
+		done++
+	}
+	return done
+}
+
+// arguments makes those of a call that copies the first pieces of a list, and gives these. Bytes that are widened go to scratch.
+func (p *plan) arguments(to []byte, write Writer, list []piece) []piece {
+	p.from, p.to = p.from[:0], p.to[:0]
+	end, size := int64(-1), int64(0)
+	for i := range min(len(list), mostRows) {
+		s := &list[i].span
+		if size += s.N; size > mostBytes && write != nil {
+			size -= s.N
+			break
+		}
+		p.from = append(p.from, unix.RemoteIovec{Base: list[i].at, Len: int(s.N)})
+		switch {
+		case write != nil:
+		case s.To == end: // it lands behind the one before
+			p.to[len(p.to)-1].Len += uint64(s.N)
+		default:
+			p.to = append(p.to, unix.Iovec{Base: &to[s.To], Len: uint64(s.N)})
+		}
+		end = s.To + s.N
+	}
+	if write != nil {
+		if p.scratch == nil {
+			p.scratch = make([]byte, mostBytes)
+		}
+		p.to = append(p.to, unix.Iovec{Base: &p.scratch[0], Len: uint64(size)})
+	}
+	return list[:len(p.from)]
+}

@@ -1,0 +1,99 @@
+package crew
+
+import (
+	"unsafe"
+
+	"github.com/hbmfs/hbmfs/cufile/internal/driver"
+)
+
+// Form is how a request's elements are written to its destination. Places of bytes that are read count what is read: the destination has a
+// place for each element, of another size.
+type Form struct {
+	From, Size int64 // bytes of an element: as it is read, and as it is written
+	Signed     bool
+
+	// Row, if it is not 0, is how many elements are read for a row. The destination gets all but the last one, and Beside all but the first.
+	Row    int64
+	Beside Destination
+}
+
+// Piece gives where n bytes, which are whole elements of one row, go in both outputs: the element of the first one, and what
+// widen.cu wants to know of their length.
+func (f *Form) Piece(place, n int64) (at int64, bytes uint64) {
+	at, bytes = place/f.From, uint64(n)
+	if f.Row == 0 {
+		return at, bytes
+	}
+	row, column := at/f.Row, at%f.Row
+	if column == 0 {
+		bytes |= driver.NotInSecond
+	}
+	if column+n/f.From == f.Row {
+		bytes |= driver.NotInFirst
+	}
+	return at - row, bytes
+}
+
+// Widening is what the kernel is told for a destination of this form.
+func (d *Destination) Widening() *driver.Widening {
+	w := &driver.Widening{To: d.HBM, Beside: d.Form.Beside.HBM, From: uint32(d.Form.From), Size: uint32(d.Form.Size)}
+	if d.Form.Signed {
+		w.Signed = 1
+	}
+	return w
+}
+
+// Convert writes elements on the host.
+func (f *Form) Convert(to, from []byte) {
+	switch {
+	case f.From == f.Size:
+		copy(to, from)
+	case f.Size == 4 && f.Signed:
+		convertTo[int32](f, to, from)
+	case f.Size == 4:
+		convertTo[uint32](f, to, from)
+	case f.Signed:
+		convertTo[int64](f, to, from)
+	default:
+		convertTo[uint64](f, to, from)
+	}
+}
+
+type wide interface {
+	int32 | uint32 | int64 | uint64
+}
+
+type narrow interface {
+	int8 | uint8 | int16 | uint16 | int32 | uint32
+}
+
+func convertTo[To wide](f *Form, to, from []byte) {
+	switch {
+	case f.From == 1 && f.Signed:
+		convert[int8, To](to, from)
+	case f.From == 1:
+		convert[uint8, To](to, from)
+	case f.From == 2 && f.Signed:
+		convert[int16, To](to, from)
+	case f.From == 2:
+		convert[uint16, To](to, from)
+	case f.Signed:
+		convert[int32, To](to, from)
+	default:
+		convert[uint32, To](to, from)
+	}
+}
+
+// convert needs a host whose numbers are little-endian, as those that a GPU can be in are.
+func convert[From narrow, To wide](to, from []byte) {
+	elements := numbers[From](from)
+	wider := numbers[To](to)[:len(elements)]
+	for i, v := range elements {
+		wider[i] = To(v)
+	}
+}
+
+// numbers is memory as an array, at any alignment.
+func numbers[T any](memory []byte) []T {
+	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(memory))), len(memory)/int(unsafe.Sizeof(*new(T))))
+}

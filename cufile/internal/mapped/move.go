@@ -1,0 +1,207 @@
+package mapped
+
+import (
+	"cmp"
+	"context"
+	"slices"
+
+	"github.com/hbmfs/hbmfs/cufile/internal/crew"
+	"github.com/hbmfs/hbmfs/cufile/internal/driver"
+	"github.com/hbmfs/hbmfs/cufile/internal/source"
+)
+
+// callBytes is what one call copies at most, and for how much windows are registered ahead of it: a request that is cancelled waits for it.
+const callBytes = 64 << 20
+
+// launchBytes is the most of an entry of a kernel's table, so that no warp works long after the others.
+const launchBytes = 32 << 10
+
+// Move lets the GPU read pieces, whose files are open, and registers what it does not see yet. With keep no window goes for a small piece: those for which
+// there is no room are left. When it returns, also with an error, nothing is under way.
+func (m *Mover) Move(ctx context.Context, to *crew.Destination, list []source.Piece, keep bool) (left []source.Piece, err error) {
+	if err := unchanged(list); err != nil || len(list) == 0 {
+		return nil, err
+	}
+	total := int64(0)
+	for i := range list {
+		total += list[i].N
+	}
+	c := &pieces{m: m, list: slices.Clone(list), keep: keep, base: to.HBM, kernel: total/int64(len(list)) < m.cu.SmallPieces()}
+	err = m.Thread.RunQuiet(ctx, 1, 1, func(w *crew.Worker, _ int64) error {
+		for len(c.list) > 0 {
+			if err := w.JobContext().Err(); err != nil {
+				return err
+			}
+			if err := m.moveNext(w, to, c); err != nil {
+				return err
+			}
+			w.GoesOn()
+		}
+		return nil
+	})
+	// Nothing else would tell: bytes that were cut off have become zeros.
+	if changed := unchanged(list); changed != nil && ctx.Err() == nil {
+		err = changed
+	}
+	return c.left, err
+}
+
+// unchanged fails when the file of a piece has changed since it was opened.
+func unchanged(list []source.Piece) error {
+	seen, last := map[*source.Backing]bool{}, (*source.Backing)(nil)
+	for i := range list {
+		if b := list[i].File; b != last && !seen[b] {
+			if err := b.Unchanged(); err != nil {
+				return err
+			}
+			seen[b], last = true, b
+		}
+	}
+	return nil
+}
+
+// moveNext starts one call for the pieces that come next.
+func (m *Mover) moveNext(w *crew.Worker, to *crew.Destination, c *pieces) error {
+	s, err := w.Slot()
+	if err != nil {
+		return err
+	}
+	end := m.begin()
+	n := c.write(s.Memory)
+	if n == 0 {
+		end() // nobody waits for windows before
+		if err := m.windows.take(w); err != nil {
+			return err
+		}
+		defer func() { <-m.windows.turn }() // so that nobody takes what is registered now
+		if err := m.windows.bring(w, c); err != nil {
+			return err
+		}
+		end = m.begin()
+		if n = c.write(s.Memory); n == 0 {
+			end()
+			return nil
+		}
+	}
+	m.windows.note(w, c.file, c.index)
+	if err = to.Ready(w); err == nil {
+		err = m.start(w, to, s, c, n)
+	}
+	return w.SentReleasing(s, end, err)
+}
+
+// start starts the kernel over a table of pieces in a slot, which the GPU reads as well; or copies.
+func (m *Mover) start(w *crew.Worker, to *crew.Destination, s *crew.Slot, c *pieces, n int) error {
+	if !c.kernel {
+		return w.CUDA.CopyAll(&c.copies, true, w.Stream)
+	}
+	return m.launch(w, to, s, n)
+}
+
+// launch starts the kernel of a destination's form over a table of pieces in a slot.
+func (m *Mover) launch(w *crew.Worker, to *crew.Destination, s *crew.Slot, count int) error {
+	kernel, code := &m.gather, driver.GatherKernel
+	if to.Form != nil {
+		kernel, code = &m.widen, driver.WidenKernel
+	}
+	fn, err := kernel.Load(m.cu, code)
+	if err != nil {
+		return err
+	}
+	if to.Form != nil {
+		return w.CUDA.LaunchWiden(fn, s.Device(), uint32(count), to.Widening(), w.Stream)
+	}
+	return w.CUDA.LaunchGather(fn, s.Device(), uint32(count), w.Stream)
+}
+
+// pieces is how far pieces of files have been moved.
+type pieces struct {
+	m      *Mover
+	list   []source.Piece // that come next
+	left   []source.Piece // for which there was no room
+	keep   bool
+	sorted bool
+	kernel bool
+	base   driver.Pointer // of the destination
+	copies driver.Copies  // without kernel
+
+	file  *source.Backing // that was written last
+	index int64           // its window
+}
+
+// sort brings pieces of a window together, so that it need not be registered twice.
+func (c *pieces) sort() {
+	if !c.sorted {
+		slices.SortFunc(c.list, func(a, b source.Piece) int {
+			return cmp.Or(cmp.Compare(a.File.ID, b.File.ID), cmp.Compare(a.Offset, b.Offset))
+		})
+	}
+	c.sorted = true
+}
+
+// write fills a table, or copies, with the pieces that come next, up to one that the GPU does not see. It gives how many there are.
+func (c *pieces) write(memory []byte) (count int) {
+	table := driver.Pieces(memory)
+	c.copies = driver.Copies{}
+	for left := int64(callBytes); len(c.list) > 0 && left > 0 && count < len(table); count++ {
+		p := &c.list[0]
+		from, n := c.m.find(p.File, p.Offset)
+		if from == 0 {
+			break
+		}
+		n = min(n, p.N, left)
+		if to := c.base + driver.Pointer(p.To); c.kernel {
+			n = min(n, launchBytes)
+			table[count] = driver.Piece{From: from, To: to, N: n}
+		} else {
+			c.copies.Add(to, from, n)
+		}
+		left -= n
+		c.file, c.index = p.File, (p.Offset+n-1)/c.m.windows.size
+		if p.Offset, p.To, p.N = p.Offset+n, p.To+n, p.N-n; p.N == 0 {
+			c.list = c.list[1:]
+		}
+	}
+	return count
+}
+
+// find gives where the GPU sees the byte at offset of a file, and how many follow it there; 0 where it does not.
+func (m *Mover) find(b *source.Backing, offset int64) (at driver.Pointer, n int64) {
+	seen := b.Seen.Load()
+	if seen == nil {
+		return 0, 0
+	}
+	index := offset / seen.Window
+	base := driver.Pointer(seen.At[index].Load())
+	if base == 0 {
+		return 0, 0
+	}
+	if round, used := m.windows.round.Load(), &seen.Used[index]; used.Load() != round {
+		used.Store(round)
+	}
+	begin := index * seen.Window
+	return base + driver.Pointer(offset-begin), begin + seen.Window - offset
+}
+
+// Sees says whether all pieces are registered but those whose bytes exist only in the mount. Their files are open.
+func (m *Mover) Sees(list []source.Piece) bool {
+	for i := range list {
+		p := &list[i]
+		if p.File.Inline {
+			continue
+		}
+		if p.File.Seen.Load() == nil {
+			m.windows.mu.Lock()
+			m.windows.attach(p.File)
+			m.windows.mu.Unlock()
+		}
+		for at := p.Offset; at < p.Offset+p.N; {
+			from, n := m.find(p.File, at)
+			if from == 0 {
+				return false
+			}
+			at += n
+		}
+	}
+	return true
+}

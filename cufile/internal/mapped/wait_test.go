@@ -1,0 +1,176 @@
+package mapped
+
+import (
+	"context"
+	"errors"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/hbmfs/hbmfs/cufile/fakegpu"
+	"github.com/hbmfs/hbmfs/cufile/internal/crew"
+	"github.com/hbmfs/hbmfs/cufile/internal/driver"
+	"github.com/hbmfs/hbmfs/cufile/internal/source"
+)
+
+// stick has a thread fill page tables of a mapped file until release is called, as one does that reads from a disk or a
+// server that does not answer.
+func stick(m *Windows, f *file) (release func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	f.filling++
+	return func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		f.filling--
+		m.notify()
+	}
+}
+
+func until(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within a minute: %s", what)
+		}
+	}
+}
+
+// TestUnmappingEndsWithItsContext gives a file up while its page tables are being filled, which does not end. The thread
+// that registers waits no longer than its request, and the file is good for others, and is unmapped later.
+func TestUnmappingEndsWithItsContext(t *testing.T) {
+	for _, c := range []struct {
+		what   string
+		unmaps func(m *Windows, w *crew.Worker, b *source.Backing) error
+	}{
+		{"forgetting it", func(m *Windows, w *crew.Worker, b *source.Backing) error { return m.forget(w, b) }},
+		{"thinning", func(m *Windows, w *crew.Worker, _ *source.Backing) error {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			m.mostFiles = 0
+			return m.thin(w)
+		}},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			m := newWindows(registryKey{"", 1 << 20, 4 << 20})
+			p, err := source.OpenPlain(fileOf(t, 4096), 1)
+			must(t, err)
+			b := p.Backing(nil)
+			f := mapOf(t, m, b)
+			release := stick(m, f)
+			run := worker(t)
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan error, 1)
+			go run(ctx, func(w *crew.Worker) { ended <- c.unmaps(m, w, b) })
+			until(t, "it is about to be unmapped", func() bool { m.mu.Lock(); defer m.mu.Unlock(); return f.gone })
+			cancel()
+			select {
+			case err := <-ended:
+				if !errors.Is(err, context.Canceled) {
+					t.Errorf("it ended with %v", err)
+				}
+			case <-time.After(time.Minute):
+				t.Error("it waits on although its context has ended")
+				release()
+				release = func() {}
+				if err := <-ended; err != nil {
+					t.Error(err)
+				}
+			}
+			m.mu.Lock()
+			if again, err := m.fileOf(b); err != nil || again != f || f.gone {
+				t.Errorf("the file is not to be used any more: %v, gone %v", err, f.gone)
+			}
+			m.mu.Unlock()
+			release()
+			run(t.Context(), func(w *crew.Worker) { err = m.forget(w, b) })
+			if err != nil || len(m.files) != 0 {
+				t.Errorf("the file is still mapped: %v", err)
+			}
+			must(t, errors.Join(m.fill.close(), p.Close()))
+		})
+	}
+}
+
+// fakeGPU is a GPU that is not there, and memory on it.
+type fakeGPU struct {
+	options Options
+	to      crew.Destination
+}
+
+func newFakeGPU(t *testing.T) *fakeGPU {
+	t.Helper()
+	if _, err := exec.LookPath("cc"); err != nil {
+		t.Skip("the fake GPU needs a C compiler: ", err)
+	}
+	dir := t.TempDir()
+	must(t, fakegpu.Compile(dir, fakegpu.CUDA))
+	library := filepath.Join(dir, fakegpu.CUDA)
+	cu, err := driver.LoadCUDA(library)
+	must(t, err)
+	gpu, err := driver.Describe(cu, driver.Libraries{}, 0)
+	must(t, err)
+	primary, err := cu.RetainPrimary(gpu.Device)
+	must(t, err)
+	g := &fakeGPU{options: Options{CUDA: cu, Library: library, Context: primary, Device: gpu.Device, Slot: 64 << 10, Window: 256 << 10, Pinned: 1 << 20}}
+	must(t, cu.Within(primary, func() (err error) { g.to.HBM, err = cu.Alloc(4 << 20); return err }))
+	return g
+}
+
+func (g *fakeGPU) mover(t *testing.T) *Mover {
+	t.Helper()
+	m, err := NewMover(g.options)
+	must(t, err)
+	return m
+}
+
+// end ends a Mover.
+func end(t *testing.T, m *Mover) {
+	t.Helper()
+	must(t, m.Thread.Do(t.Context(), m.Discard))
+	must(t, errors.Join(m.Thread.Close(), m.Detach()))
+}
+
+// TestAForgottenFileHoldsNobodyUp forgets a file while its page tables are being filled, which does not end. That fails, and
+// other files are read all the same.
+func TestAForgottenFileHoldsNobodyUp(t *testing.T) {
+	t.Parallel() // it waits for crew.ClosePatience
+	g := newFakeGPU(t)
+	m := g.mover(t)
+	move := func() source.File {
+		p, err := source.OpenPlain(fileOf(t, 300_000), 1)
+		must(t, err)
+		left, err := m.Move(t.Context(), &g.to, []source.Piece{{File: p.Backing(nil), N: 300_000}}, false)
+		if err != nil || left != nil {
+			t.Fatalf("left %v: %v", left, err)
+		}
+		return p
+	}
+	b := move().Backing(nil)
+	release := stick(m.windows, m.windows.used[b])
+	err := m.Thread.DoAtLast(crew.ClosePatience, func(w *crew.Worker) error { return m.Forget(w, b) })
+	if !errors.Is(err, crew.ErrUnderWay) {
+		t.Errorf("%v, want %v", err, crew.ErrUnderWay)
+	}
+	move()
+	release()
+	end(t, m)
+}
+
+// TestClosingWaitsForFillingNoLongerThanItSays has the thread that fills page tables hang. Closing fails in time, and ends
+// well once the thread has come back.
+func TestClosingWaitsForFillingNoLongerThanItSays(t *testing.T) {
+	t.Parallel() // it waits for crew.ClosePatience
+	m := newFakeGPU(t).mover(t)
+	hung := &filler{quit: make(chan struct{}), gone: make(chan struct{})}
+	must(t, m.windows.fill.close())
+	m.windows.fill = hung
+	must(t, m.Thread.Do(t.Context(), m.Discard))
+	must(t, m.Thread.Close())
+	if err := m.Detach(); !errors.Is(err, crew.ErrUnderWay) {
+		t.Errorf("%v, want %v", err, crew.ErrUnderWay)
+	}
+	close(hung.gone)
+	must(t, errors.Join(m.Detach(), m.Detach()))
+}

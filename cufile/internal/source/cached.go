@@ -1,0 +1,138 @@
+package source
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/cufile/internal/driver"
+)
+
+// The backing files of a mount can be a cache's. Bytes that are not on this machine yet lie in none. The cache may remove a
+// file that no process has open. An open file stays as it is: no byte of it ever changes.
+
+// ErrMoved says that a cache has removed a file after a request was told that its bytes lie there.
+var ErrMoved = errors.New("it is no longer in the cache")
+
+// Movable is a File whose bytes may come to lie elsewhere.
+type Movable interface {
+	// Relocate forgets where the bytes lay.
+	Relocate(ctx context.Context) error
+}
+
+// pendingObject is the object of bytes that are not on this machine yet. They are read through the mount, which fetches
+// them, and lie somewhere else after that.
+const pendingObject = 1<<64 - 1
+
+// How long runs count as pending before the mount is asked again: for so long, or for so many times as long as asking took.
+const (
+	askAgain      = 100 * time.Millisecond
+	askAgainTimes = 10
+)
+
+// known is where the bytes of a whole file lie, as far as that is remembered.
+type known struct {
+	runs    []Run // nil where nothing is
+	pending bool  // some of them are
+	again   time.Time
+}
+
+func newKnown(runs []Run, took time.Duration) known {
+	p := known{runs: runs, again: time.Now().Add(max(askAgain, askAgainTimes*took))}
+	for i := range runs {
+		p.pending = p.pending || runs[i].Object == pendingObject
+	}
+	return p
+}
+
+// covers says whether they can be relied on for [offset, offset+n). Bytes that are not where they were are noticed when
+// they are opened.
+func (p *known) covers(offset, n int64) bool {
+	if p.runs == nil || !p.pending {
+		return p.runs != nil
+	}
+	if time.Now().Before(p.again) {
+		return true
+	}
+	q := spans{runs: p.runs}
+	for i := q.find(offset); i < len(p.runs) && p.runs[i].Logical < offset+n; i++ {
+		if p.runs[i].Object == pendingObject {
+			return false
+		}
+	}
+	return true
+}
+
+// Announce has the daemon fetch the pieces that a request is about to read through the mount, all at once. It leaves out those
+// that the kernel has pages of: they would come over the network for nothing.
+//
+// A cache that lacks bytes may lack the room for them. So files that no request has used for 10 s are given back.
+func Announce(ctx context.Context, s File, h *Descriptors, pieces []Piece) {
+	m, _ := s.(*mountedFile)
+	if b, ok := s.(*batchFile); ok {
+		m = b.opened()
+	}
+	if m == nil || !m.cached() {
+		return
+	}
+	var ranges []control.Range
+	for i := range pieces {
+		if p := &pieces[i]; p.File == m.inline {
+			ranges = appendMissing(ranges, m.inline, p.Offset, p.N)
+		}
+		if len(ranges) >= control.MaxRanges {
+			ranges = ranges[:control.MaxRanges]
+			break
+		}
+	}
+	if len(ranges) > 0 {
+		h.Shed(ctx, leaseUnused)
+		_ = control.Prefetch(m.file, ranges...) // it is advice: the read meets any error
+	}
+}
+
+// appendMissing appends those parts of a range of the mount that the kernel has no pages of, as far as it tells this
+// user. Those that follow each other become one.
+func appendMissing(ranges []control.Range, mount *Backing, offset, n int64) []control.Range {
+	pages, cached, known := residentPages(mount, offset, n)
+	switch {
+	case known && cached >= pages:
+		return ranges
+	case known && cached > 0: // so there are two pages at least
+		half := offset/driver.PageSize*driver.PageSize + pages/2*driver.PageSize - offset
+		ranges = appendMissing(ranges, mount, offset, half)
+		return appendMissing(ranges, mount, offset+half, n-half)
+	}
+	if k := len(ranges) - 1; k >= 0 && ranges[k].Offset+ranges[k].Length == offset {
+		ranges[k].Length += n
+		return ranges
+	}
+	return append(ranges, control.Range{Offset: offset, Length: n})
+}
+
+// leaseUnused is for how long a file of a cache is leased that no request needs, while others may need its room.
+const leaseUnused = 10 * time.Second
+
+// Shed closes files of caches that no request has used for so long, unless others are opened or closed just now.
+func (h *Descriptors) Shed(ctx context.Context, unused time.Duration) {
+	select {
+	case h.turn <- struct{}{}:
+	default:
+		return
+	}
+	defer func() { <-h.turn }()
+	var victims []*Backing
+	before := time.Now().Add(-unused)
+	h.mu.Lock()
+	for e := h.order.Back(); e != nil; {
+		b := e.Value.(*Backing)
+		e = e.Prev()
+		if b.Cached && b.pins == 0 && !b.used.IsZero() && b.used.Before(before) {
+			h.remove(b)
+			victims = append(victims, b)
+		}
+	}
+	h.mu.Unlock()
+	_ = h.closeFiles(ctx, victims) // where the device does not let go of one, all stay
+}

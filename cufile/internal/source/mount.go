@@ -1,0 +1,427 @@
+package source
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/control"
+)
+
+// mountedFile is a file of an hbmfs mount: its extents by ioctl, the backing files by the control socket. They are
+// asked for when they are needed, and given back when others need their place (see Descriptors).
+type mountedFile struct {
+	file   *os.File
+	length int64
+	info   control.FileInfo
+	inline *Backing // the file itself, for bytes that exist only in the mount
+	opener *Opener
+
+	dialing sync.Mutex // held by who makes another connection
+
+	mu      sync.Mutex // guards what follows
+	client  *connection
+	all     known // of all its bytes; not known while they are many and no request needed all
+	place   *Map  // of all.runs, once it was asked for
+	many    bool  // runs: more than fewRuns
+	objects map[uint64]*Backing
+	lent    map[*Backing]bool // those that the daemon was not told to be closed
+}
+
+// InlineObject is the object of bytes that lie in no backing file (docs/reference/control-protocol.md).
+const InlineObject = 0
+
+// A regular view has few runs, whatever its size. Up to fewRuns are asked for at once. Of a file with more only those
+// of a request are, until one needs more than manyRuns: then all are kept. mostRuns bounds their memory, 56 bytes each.
+const (
+	fewRuns  = 1 << 12
+	manyRuns = 1 << 6
+	mostRuns = 1 << 22
+)
+
+// cached says whether a cache may remove the backing files.
+func (m *mountedFile) cached() bool { return m.info.Flags&control.InfoCached != 0 }
+
+// extents asks for the runs of [offset, offset+n). More than most are ErrTooLarge.
+func (m *mountedFile) extents(ctx context.Context, offset, n, most int64) ([]Run, error) {
+	list, end := []Run{}, offset
+	for batch, err := range control.Batches(m.file, offset, n, false) {
+		if err = m.explain(ctx, err); err != nil {
+			return nil, err
+		}
+		if int64(len(list))+batch.Total > most {
+			return nil, fmt.Errorf("open %s: %w: more than %d extents", m.file.Name(), ErrTooLarge, most)
+		}
+		for _, e := range batch.Extents {
+			r, err := m.runOf(&e)
+			if err == nil && e.Logical != end {
+				err = fmt.Errorf("open %s: the mount names no place for the bytes at %d", m.file.Name(), end)
+			}
+			if err != nil {
+				return nil, err
+			}
+			if k := len(list) - 1; k >= 0 && list[k].Object == r.Object && (r.Object == InlineObject || r.Object == pendingObject) {
+				list[k].Length += r.Length
+			} else {
+				list = append(list, r)
+			}
+			end = r.End()
+		}
+	}
+	if end != offset+n {
+		return nil, fmt.Errorf("open %s: extents for %d of %d bytes", m.file.Name(), end-offset, n)
+	}
+	return list, nil
+}
+
+func (m *mountedFile) runOf(e *control.Extent) (Run, error) {
+	switch {
+	case e.Flags&control.ExtentMount != 0:
+		// Its offset is the place in the file, whatever the extent says.
+		r := Run{e.Logical, e.Length * e.Count, InlineObject, e.Logical, 0, 1}
+		if e.Flags&control.ExtentPending != 0 {
+			r.Object = pendingObject
+		}
+		return r, nil
+	case e.Flags != 0:
+		return Run{}, fmt.Errorf("open %s: %w: the extent at %d has flags %#x that this reader does not know", m.file.Name(), ErrUnavailable, e.Logical, e.Flags)
+	}
+	return Run{e.Logical, e.Length, e.Object, e.Offset, e.Stride, e.Count}, nil
+}
+
+func (m *mountedFile) Size() int64 { return m.length }
+
+func (m *mountedFile) Runs(ctx context.Context, offset, n int64) ([]Run, error) {
+	m.mu.Lock()
+	all := m.all.runs
+	covered := m.all.covers(offset, n)
+	if !covered && all != nil {
+		m.all.again = time.Now().Add(askAgain) // one asks; the others use the runs that there are
+	}
+	m.mu.Unlock()
+	if covered {
+		return all, nil
+	}
+	if all, err := m.few(ctx); all != nil || err != nil {
+		return all, err
+	}
+	some, err := m.extents(ctx, offset, n, manyRuns)
+	if !errors.Is(err, ErrTooLarge) {
+		return some, err
+	}
+	return m.ask(ctx, mostRuns)
+}
+
+// few asks for all runs, and gives nil where they are not few.
+func (m *mountedFile) few(ctx context.Context) ([]Run, error) {
+	m.mu.Lock()
+	many := m.many
+	m.mu.Unlock()
+	if many {
+		return nil, nil
+	}
+	all, err := m.ask(ctx, fewRuns)
+	if !errors.Is(err, ErrTooLarge) {
+		return all, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.many = true
+	return nil, nil
+}
+
+// ask asks for all runs, and remembers them.
+func (m *mountedFile) ask(ctx context.Context, most int64) ([]Run, error) {
+	began := time.Now()
+	all, err := m.extents(ctx, 0, m.length, most)
+	if err != nil {
+		return nil, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.all, m.place = newKnown(all, time.Since(began)), nil
+	return all, nil
+}
+
+// Map implements [Placed].
+func (m *mountedFile) Map() *Map {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if n := len(m.all.runs); m.place == nil && n > 0 && n <= mostPlaced {
+		m.place = newMap(m.all.runs, m.backing)
+	}
+	return m.place
+}
+
+func (m *mountedFile) Relocate(context.Context) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.all, m.place = known{}, nil
+	return nil
+}
+
+func (m *mountedFile) Backing(r *Run) *Backing {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.backing(r)
+}
+
+// backing needs mu.
+func (m *mountedFile) backing(r *Run) *Backing {
+	if r.Object == InlineObject || r.Object == pendingObject {
+		return m.inline
+	}
+	b := m.objects[r.Object]
+	if b == nil {
+		b = Lent(m, m.opener.ids.Add(1), fmt.Sprintf("%s (object %d)", m.file.Name(), r.Object), r.Object, r.Logical, m.cached())
+		m.objects[r.Object] = b
+	}
+	return b
+}
+
+func (m *mountedFile) Unshare() []*Backing {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	all := maps.Clone(m.lent)
+	for _, b := range m.objects {
+		all[b] = true
+	}
+	return slices.Collect(maps.Keys(all))
+}
+
+// connection is that to the daemon which the file has asked last.
+func (m *mountedFile) connection() *connection {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.client
+}
+
+// reconnect makes another connection where the daemon has gone and another goes on with the mount: it keeps the numbers of objects, and
+// what was redeemed is good. It reports whether a question may be asked again.
+func (m *mountedFile) reconnect(ctx context.Context) bool {
+	m.dialing.Lock()
+	defer m.dialing.Unlock()
+	old := m.connection()
+	if !old.Gone() {
+		return true
+	}
+	info, err := control.Info(m.file) // waits for the next daemon
+	if err != nil || info.Epoch != m.info.Epoch || info.Generation != m.info.Generation {
+		return false
+	}
+	fresh, err := m.opener.connect(ctx, m.file.Name(), info.Epoch)
+	if err != nil {
+		return false
+	}
+	m.mu.Lock()
+	m.client = fresh
+	m.mu.Unlock()
+	_ = m.opener.connections.release(old) // nobody is at its other end
+	return true
+}
+
+// Open implements [Lender]. It asks again where a daemon goes while it answers.
+func (m *mountedFile) Open(ctx context.Context, files []*Backing) (ahead []*Backing, err error) {
+	for range restarts {
+		if err = m.open(ctx, files); !errors.Is(err, control.ErrStale) || !m.reconnect(ctx) {
+			break
+		}
+		files = slices.DeleteFunc(slices.Clone(files), func(b *Backing) bool { return b.FD >= 0 })
+	}
+	return nil, err
+}
+
+// open redeems files. One ticket is for at most 64 objects that lie next to each other and lives for seconds, so each
+// answer is redeemed before the next; it goes on from there while that brings any, and else where the next one lies.
+func (m *mountedFile) open(ctx context.Context, files []*Backing) error {
+	slices.SortFunc(files, func(a, b *Backing) int { return cmp.Compare(a.at, b.at) })
+	for all := len(files); len(files) > 0; {
+		before, first := len(files), files[0].at
+		for batch, err := range control.Batches(m.file, first, files[len(files)-1].at+1-first, true) {
+			if err = m.explain(ctx, err); err != nil {
+				return err
+			}
+			named := batch.Objects()
+			here := slices.DeleteFunc(slices.Clone(files), func(b *Backing) bool { return !slices.Contains(named, b.Object) })
+			if len(here) == 0 {
+				break
+			}
+			if err := m.redeem(ctx, batch.Ticket, here, all-len(files)); err != nil {
+				return err
+			}
+			files = slices.DeleteFunc(slices.Clone(files), func(b *Backing) bool { return slices.Contains(here, b) })
+			if len(files) == 0 {
+				break
+			}
+		}
+		if len(files) == before && m.cached() {
+			return fmt.Errorf("open %s: %w", files[0].Name, ErrMoved)
+		}
+		if len(files) == before {
+			return fmt.Errorf("open %s: the mount no longer names it at %d", files[0].Name, first)
+		}
+	}
+	return nil
+}
+
+// explain says of an error of the daemon's that the daemon has gone.
+func (m *mountedFile) explain(ctx context.Context, err error) error {
+	if errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ECONNABORTED) {
+		return fmt.Errorf("open backing files of %s: the daemon has gone, it was unmounted or restarted: %w", m.file.Name(), control.ErrStale)
+	}
+	if err == nil {
+		err = ctx.Err()
+	}
+	return err
+}
+
+// redeem makes files of a ticket the reader's. before counts the files that the same request has opened already.
+func (m *mountedFile) redeem(ctx context.Context, ticket control.Ticket, files []*Backing, before int) error {
+	got, err := m.connection().Redeem(ctx, ticket, objectsOf(files))
+	if m.cached() && (errors.Is(err, unix.ESTALE) || errors.Is(err, unix.EAGAIN)) { // the ticket is old, or there are too many leases
+		return fmt.Errorf("open %s: %w: %w", files[0].Name, ErrMoved, err)
+	}
+	if err != nil {
+		return fmt.Errorf("open %s: %w", files[0].Name, crowded(err))
+	}
+	errs := make([]error, len(got))
+	var refused []uint64 // that came, while no more descriptors may be open
+	m.mu.Lock()
+	for i := range got {
+		came := got[i].File != nil
+		if errs[i] = files[i].redeem(&got[i], m.opener.descriptors, before+i); errs[i] == nil {
+			m.lent[files[i]] = true
+		} else if came {
+			refused = append(refused, files[i].Object)
+		}
+	}
+	m.mu.Unlock()
+	if len(refused) > 0 {
+		m.connection().giveBack(ctx, refused)
+	}
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// crowded names a daemon's refusal to lend more, and that this process may have no more open.
+func crowded(err error) error {
+	switch {
+	case errors.Is(err, unix.EAGAIN):
+		return fmt.Errorf("%w: the daemon lends as many as it may: %w", ErrCrowded, err)
+	case errors.Is(err, control.ErrTooManyFiles), errors.Is(err, unix.EMFILE):
+		return fmt.Errorf("%w: %w", ErrCrowded, err)
+	}
+	return err
+}
+
+// redeem makes a redeemed descriptor the file's own, if there is room for it.
+func (b *Backing) redeem(from *control.Backing, h *Descriptors, before int) error {
+	if from.Err != nil && b.Cached { // whatever it is: the mount reads on without its cache
+		return fmt.Errorf("open %s: %w: %w", b.Name, ErrMoved, from.Err)
+	}
+	if from.Err != nil {
+		return fmt.Errorf("open %s: %w", b.Name, from.Err)
+	}
+	if from.File == nil {
+		return fmt.Errorf("open %s: the daemon gave no file", b.Name)
+	}
+	fd, err := h.own(from.File, before)
+	if err != nil {
+		return fmt.Errorf("open %s: take over its descriptor: %w", b.Name, crowded(err))
+	}
+	return b.Adopt(fd)
+}
+
+// Release tells the daemon which files were closed. One that has gone needs not know, and the next question finds that out.
+// A closed file of a cache may go, so it is forgotten here: it comes back as another object.
+func (m *mountedFile) Release(ctx context.Context, files []*Backing) {
+	m.mu.Lock()
+	var done []uint64 // each once: another file may have the same object by the same connection
+	for _, b := range files {
+		if m.lent[b] {
+			done = append(done, b.Object)
+			delete(m.lent, b)
+		}
+		if b.Cached && m.objects[b.Object] == b {
+			delete(m.objects, b.Object)
+			m.place = nil
+		}
+	}
+	m.mu.Unlock()
+	m.connection().giveBack(ctx, done)
+}
+
+func objectsOf(files []*Backing) []uint64 {
+	objects := make([]uint64, len(files))
+	for i, b := range files {
+		objects[i] = b.Object
+	}
+	return objects
+}
+
+// answerTime bounds a question to the daemon whose answer no read waits for.
+const answerTime = 250 * time.Millisecond
+
+// giveBack returns those that the daemon was not told of: it did not listen, or has gone.
+func giveBack(ctx context.Context, client *control.Client, objects []uint64) (left []uint64) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), answerTime)
+	defer cancel()
+	const most = 4096 // fit into a frame
+	for some := range slices.Chunk(objects, most) {
+		if client.Release(ctx, some...) != nil {
+			left = append(left, some...)
+		}
+	}
+	return left
+}
+
+// Prefetch tells the mount. Of a cache's file it leaves out the ranges that the kernel has pages of.
+func (m *mountedFile) Prefetch(ctx context.Context, soon []control.Range) error {
+	var ranges []control.Range
+	for _, s := range soon {
+		switch {
+		case s.Length > 0 && m.cached():
+			ranges = appendMissing(ranges, m.inline, s.Offset, s.Length)
+		case s.Length > 0:
+			ranges = append(ranges, s)
+		}
+	}
+	for some := range slices.Chunk(ranges, control.MaxRanges) {
+		err := control.Prefetch(m.file, some...)
+		if errors.Is(err, unix.EAGAIN) {
+			return nil // it was advice
+		}
+		if err = m.explain(ctx, err); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *mountedFile) Daemon() *control.Client { return m.connection().Client }
+
+func (m *mountedFile) Told() *control.FileInfo { return &m.info }
+
+func (m *mountedFile) Close() error {
+	var errs []error
+	if m.inline != nil {
+		errs = append(errs, m.inline.Close())
+	}
+	if m.client != nil {
+		m.Release(context.Background(), m.Unshare()) // files that are closed, now that no request reads them
+		errs = append(errs, m.opener.connections.release(m.client))
+	}
+	return errors.Join(append(errs, m.file.Close())...)
+}

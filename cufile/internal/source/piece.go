@@ -1,0 +1,130 @@
+package source
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"sort"
+
+	"github.com/hbmfs/hbmfs/cufile/internal/driver"
+)
+
+// Piece is consecutive bytes of one backing file, and where in the destination they go.
+type Piece struct {
+	File   *Backing
+	Offset int64 // in file
+	To     int64 // in the destination
+	N      int64
+}
+
+// Span is a range of a file, and where in the destination it goes.
+type Span struct {
+	Offset int64
+	N      int64
+	To     int64
+}
+
+// Rows are the spans of n bytes that begin at offsets, and land one after the other.
+func Rows(offsets []int64, n int64) []Span {
+	rows := make([]Span, len(offsets))
+	for i, offset := range offsets {
+		rows[i] = Span{offset, n, int64(i) * n}
+	}
+	return rows
+}
+
+// spans are ranges of a file.
+type spans struct {
+	of    File
+	list  []Span
+	runs  []Run               // ordered; they cover every span
+	files map[uint64]*Backing // by their objects: those that were named
+}
+
+// mostPieces bounds the memory of one request's pieces: 40 bytes each.
+const mostPieces = 1 << 22
+
+// Pieces finds where spans lie now. The spans must be inside the file. With inMount all of them lie in the file of the mount
+// itself. More than 4 Mi pieces are ErrTooLarge.
+func Pieces(ctx context.Context, f File, list []Span, inMount bool) ([]Piece, error) {
+	q := &spans{of: f, list: list, files: map[uint64]*Backing{}}
+	first, last := int64(math.MaxInt64), int64(0)
+	for i := range list {
+		if s := &list[i]; s.N > 0 {
+			first, last = min(first, s.Offset), max(last, s.Offset+s.N)
+		}
+	}
+	if first >= last {
+		return nil, nil
+	}
+	if inMount {
+		q.runs = []Run{{Length: f.Size(), Count: 1, Object: InlineObject}}
+	} else {
+		var err error
+		if q.runs, err = f.Runs(ctx, first, last-first); err != nil {
+			return nil, err
+		}
+	}
+	return q.pieces()
+}
+
+// file names the backing file of a run.
+func (q *spans) file(r *Run) *Backing {
+	b := q.files[r.Object]
+	if b == nil {
+		b = q.of.Backing(r)
+		q.files[r.Object] = b
+	}
+	return b
+}
+
+// find gives the index of the run that holds the file's byte at offset.
+func (q *spans) find(offset int64) int {
+	return sort.Search(len(q.runs), func(i int) bool { return q.runs[i].End() > offset })
+}
+
+// pieces cuts the spans where runs, and pieces of runs, end.
+func (q *spans) pieces() ([]Piece, error) {
+	list := make([]Piece, 0, min(len(q.list)+len(q.runs)-1, mostPieces))
+	for _, s := range q.list {
+		for i := q.find(s.Offset); s.N > 0; {
+			if i >= len(q.runs) || q.runs[i].Logical > s.Offset {
+				return nil, fmt.Errorf("source: internal error: no run covers offset %d", s.Offset)
+			}
+			if len(list) == mostPieces {
+				return nil, fmt.Errorf("%w: more than %d pieces in one request: gather less at a time", ErrTooLarge, mostPieces)
+			}
+			r := &q.runs[i]
+			place, n := r.At(s.Offset)
+			n = min(n, s.N)
+			list = append(list, Piece{q.file(r), place, s.To, n})
+			s = Span{s.Offset + n, s.N - n, s.To + n}
+			if s.Offset >= r.End() {
+				i++
+			}
+		}
+	}
+	return list, nil
+}
+
+// ReadDirect reads the piece past the page cache, by the aligned pages around it, and gives the place of its first byte in
+// memory, which has room for two pages more than the piece. Where a file cannot be read so, it reads like ReadFull.
+func (p *Piece) ReadDirect(memory []byte) (skew int64, err error) {
+	fd, ok := p.File.Direct()
+	if !ok {
+		return 0, p.File.ReadFull(memory[:p.N], p.Offset)
+	}
+	skew = p.Offset % driver.PageSize
+	envelope := driver.RoundUp(skew+p.N, driver.PageSize)
+	n, err := ReadAtLeast(fd, p.File.Name, memory[:envelope], p.Offset-skew, int(skew+p.N))
+	if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
+		// Some file systems take the flag at open and refuse the read. Then the page cache is the only way.
+		return 0, p.File.ReadFull(memory[:p.N], p.Offset)
+	}
+	if int64(n) < skew+p.N {
+		return 0, err
+	}
+	return skew, nil
+}

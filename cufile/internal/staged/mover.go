@@ -1,0 +1,135 @@
+// Package staged moves bytes of files by pread. They go into pinned memory, which is copied to the GPU while the next chunk is read. On
+// the host they go into the destination.
+//
+// A [Mover] belongs to one reader. On a GPU it finds how many threads copy fastest while they do, unless it is told.
+package staged
+
+import (
+	"context"
+	"runtime"
+	"time"
+
+	"github.com/hbmfs/hbmfs/cufile/internal/crew"
+	"github.com/hbmfs/hbmfs/cufile/internal/driver"
+	"github.com/hbmfs/hbmfs/cufile/internal/source"
+)
+
+// Options configure a Mover.
+type Options struct {
+	Crew    *crew.Crew
+	CUDA    *driver.CUDA // nil for the host
+	Host    bool         // the destination is the host
+	Threads int
+	Slot    int64 // most bytes that a thread moves at a time
+	Adapt   bool  // Threads is the most of them: see crew.Pace
+	Readers int   // that share the machine, where nobody has counted them yet
+}
+
+// Mover is a reader's use of its threads.
+type Mover struct {
+	opt    Options
+	pace   *crew.Pace // nil where Threads says how many they are, and for the host
+	gather driver.Kernel
+}
+
+// New makes a Mover.
+func New(o Options) *Mover {
+	m := &Mover{opt: o}
+	if o.Adapt && !o.Host {
+		m.pace = crew.NewPace(o.Threads, o.Readers)
+	}
+	return m
+}
+
+// Unload gives the kernel back. The thread has the context.
+func (m *Mover) Unload() error { return m.gather.Unload(m.opt.CUDA) }
+
+// Pieces that land here and there are read into a slot one behind the other, and the gather kernel brings them to their places, by a table behind them: there
+// is room for two pages. No piece is longer than launchBytes, so that no warp works long after the others.
+const (
+	mostPacked  = 2*driver.PageSize/driver.PieceBytes - 1
+	launchBytes = 32 << 10
+)
+
+// Move reads pieces, and gives their bytes where it succeeds. cold says that they are not in the page cache. readers counts those that
+// share the machine. When it returns, also with an error, nothing is under way.
+func (m *Mover) Move(ctx context.Context, to *crew.Destination, pieces []source.Piece, cold bool, readers func() int) (moved int64, err error) {
+	for _, p := range pieces {
+		moved += p.N
+	}
+	threads := m.opt.Threads
+	if m.pace != nil {
+		threads = m.pace.Limit(crew.MostThreads(runtime.NumCPU(), readers()))
+		m.opt.Crew.Allow(threads)
+	}
+	size := m.chunkSize(moved, threads)
+	chunks := source.Cut(pieces, size)
+	if cu := m.opt.CUDA; cu != nil && len(chunks) > 1 && moved/int64(len(chunks)) < cu.SmallPieces() {
+		chunks = source.Pack(pieces, size, mostPacked, launchBytes)
+	}
+	err = m.opt.Crew.RunQuiet(ctx, m.opt.Threads, int64(len(chunks)), func(w *crew.Worker, i int64) error {
+		if m.opt.Host {
+			return chunks[i].Read(to.Host[chunks[i].To:])
+		}
+		if err := to.Ready(w); err != nil {
+			return err
+		}
+		return m.stage(w, to, &chunks[i], cold)
+	})
+	if err != nil {
+		return 0, err
+	}
+	return moved, nil
+}
+
+// chunkSize gives each of so many threads something to do, without making chunks that cost more than they carry.
+func (m *Mover) chunkSize(total int64, threads int) int64 {
+	const least = 256 << 10
+	return min(m.opt.Slot, max(least, driver.RoundUp(total/int64(threads), driver.PageSize)))
+}
+
+// stage moves one chunk through the next slot.
+func (m *Mover) stage(w *crew.Worker, to *crew.Destination, c *source.Chunk, cold bool) error {
+	began := time.Now()
+	s, err := w.Slot()
+	if err != nil {
+		return err
+	}
+	free := time.Now()
+	skew := int64(0)
+	if len(c.Pieces) == 1 && c.Places == nil && cold {
+		skew, err = c.Pieces[0].ReadDirect(s.Memory)
+	} else {
+		err = c.Read(s.Memory)
+	}
+	if err != nil {
+		return err
+	}
+	if c.Places == nil {
+		err = w.CUDA.CopyIn(to.HBM+driver.Pointer(c.To), s.Memory[skew:skew+c.N], w.Stream)
+	} else {
+		err = m.scatter(w, to, s, c)
+	}
+	if err != nil {
+		return err
+	}
+	if m.pace != nil {
+		m.opt.Crew.Allow(m.pace.Moved(c.N, time.Since(free), free.Sub(began)))
+	}
+	return w.Sent(s)
+}
+
+// scatter starts the kernel that brings the pieces of a slot to their places.
+func (m *Mover) scatter(w *crew.Worker, to *crew.Destination, s *crew.Slot, c *source.Chunk) error {
+	fn, err := m.gather.Load(w.CUDA, driver.GatherKernel)
+	if err != nil {
+		return err
+	}
+	first := driver.RoundUp(c.N, 8)
+	table := driver.Pieces(s.Memory[first:])
+	for i := range c.Pieces {
+		p := &c.Pieces[i]
+		table[i] = driver.Piece{From: s.Device() + driver.Pointer(p.To), To: to.HBM + driver.Pointer(c.Places[i]), N: p.N}
+	}
+	return w.CUDA.LaunchGather(fn, s.Device()+driver.Pointer(first), uint32(len(c.Pieces)), w.Stream)
+}

@@ -1,0 +1,85 @@
+package top
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"text/tabwriter"
+	"time"
+
+	"github.com/hbmfs/hbmfs/fs"
+	"github.com/hbmfs/hbmfs/internal/text/size"
+)
+
+// Points are the mount points of hbmfs that this process sees. It asks no daemon.
+func Points() ([]string, error) {
+	mounts, err := findMounts()
+	var points []string
+	for _, m := range mounts {
+		points = append(points, m.Points...)
+	}
+	slices.Sort(points)
+	return points, err
+}
+
+// StatusOf asks the mount that path lies in for its status.
+func StatusOf(ctx context.Context, program, path string, patience time.Duration) (*Row, error) {
+	place, err := fs.Locate(path)
+	if err != nil {
+		return nil, err
+	}
+	mounts, err := findMounts()
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range mounts {
+		if place.Over == nil || !slices.Contains(m.Points, place.Over.Mountpoint) {
+			continue
+		}
+		answer := NewSampler(program, "status", patience).ask(ctx, m)
+		return &Rows([]Sample{{m, answer, time.Now()}}, nil)[0], ctx.Err()
+	}
+	return nil, fmt.Errorf("%s lies in no mount of hbmfs: hbmfs status lists them", place.Path)
+}
+
+// setsMost is how many sets a status lists.
+const setsMost = 20
+
+// WriteStatus writes how a mount is and what it shows, without rates.
+func WriteStatus(w io.Writer, r *Row) error {
+	fmt.Fprintf(w, "%s: %s\n", Printable(r.MountPoint), r.State)
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	if r.Error != "" {
+		fmt.Fprintf(t, "  error\t%s\n", Printable(r.Error))
+	}
+	if s := r.Told; s != nil {
+		fmt.Fprintf(t, "  program\thbmfs %s\n", Printable(s.Version))
+		recognized := fmt.Sprintf("up to %d views", s.Views) // one is built when it is asked for, and may turn out to be absent
+		if s.Indexing {
+			recognized = "being recognized"
+		}
+		if s.Checkpoints == nil && s.KV == nil { // volumes have lines of their own
+			fmt.Fprintf(t, "  dataset\t%s files, %s; %s\n", size.Grouped(int64(s.Objects)), size.Decimal(s.Bytes), recognized)
+		}
+		for i, set := range s.Sets {
+			if i == setsMost {
+				fmt.Fprintf(t, "  \t... and %d more (--json has all)\n", len(s.Sets)-i)
+				break
+			}
+			place := set.Dir
+			if place == "" {
+				place = "."
+			}
+			if set.Split != "" {
+				place += " [" + set.Split + "]"
+			}
+			fmt.Fprintf(t, "  \t%s: %s %s, %s shards, %s tokens\n", Printable(place), set.Format, set.DType, size.Grouped(int64(set.Shards)), size.Grouped(set.Tokens))
+		}
+		if s.Passthrough.On {
+			fmt.Fprintln(t, "  passthrough\ton")
+		}
+		writeStatus(t, r)
+	}
+	return t.Flush()
+}

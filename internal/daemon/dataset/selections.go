@@ -1,0 +1,77 @@
+package dataset
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/hbmfs/hbmfs/internal/mounts/handover"
+	"github.com/hbmfs/hbmfs/internal/text/usage"
+	"github.com/hbmfs/hbmfs/internal/text/varint"
+	"github.com/hbmfs/hbmfs/layout"
+)
+
+// Selections are the documents that views of a mount are made of beside the whole sets. They are a [handover.State]: what was read once
+// stays, whatever becomes of the files.
+type Selections struct{ List []layout.Selection }
+
+var _ handover.State = (*Selections)(nil)
+
+// Read reads the files of words NAME=FILE. An error is a [usage.Error] where a word, or what a file says, makes no sense.
+func (s *Selections) Read(given []string) error {
+	for _, g := range given {
+		name, file, ok := strings.Cut(g, "=")
+		if !ok || name == "" || file == "" {
+			return usage.Errorf("--select %s: give NAME=FILE", g)
+		}
+		f, err := os.Open(file)
+		if err != nil {
+			return fmt.Errorf("--select %s: %w", name, err)
+		}
+		documents, err := layout.ParseSelection(f)
+		_ = f.Close() // opened for reading: nothing is lost
+		if err != nil {
+			return usage.Errorf("--select %s: %s: %w", name, file, err)
+		}
+		s.List = append(s.List, layout.Selection{Name: name, Documents: documents})
+	}
+	return nil
+}
+
+// Section implements [handover.State].
+func (*Selections) Section() (string, uint32) { return "selections", 1 }
+
+// Save implements [handover.State]: for each the name, how many documents, and the steps from one to the next.
+func (s *Selections) Save() ([]byte, error) {
+	var w varint.Writer
+	for _, sel := range s.List {
+		w.Text(sel.Name)
+		w.Uint(uint64(len(sel.Documents)))
+		last := int64(0)
+		for _, d := range sel.Documents {
+			w.Uint(uint64(d - last))
+			last = d
+		}
+	}
+	return w.B, nil
+}
+
+// Adopt implements [handover.State].
+func (s *Selections) Adopt(section []byte) error {
+	s.List = nil
+	r := varint.Reader{B: section}
+	for len(r.B) > 0 {
+		sel := layout.Selection{Name: r.Text(), Documents: make([]int64, r.Count())}
+		at := int64(0)
+		for i := range sel.Documents {
+			at += int64(r.Uint())
+			sel.Documents[i] = at
+		}
+		s.List = append(s.List, sel)
+	}
+	if r.Short {
+		return errors.New("it is cut short")
+	}
+	return nil
+}

@@ -1,0 +1,38 @@
+package kv
+
+import (
+	"encoding/json"
+	"errors"
+
+	"github.com/hbmfs/hbmfs/internal/mounts/handover"
+)
+
+// State is what the next daemon takes of the store: a [handover.State]. Blocks and holds change, so they are kept apart.
+func (s *Store) State() handover.State {
+	return &storeState{Directory: s.opt.Directory, Size: s.opt.Size, Memory: s.opt.Memory, Record: recordVersion}
+}
+
+// storeState is what never changes of a volume while it is mounted.
+type storeState struct {
+	Directory    string
+	Size, Memory int64
+	Record       int // version of the records in memory
+}
+
+// Section implements [handover.State].
+func (*storeState) Section() (string, uint32) { return "kv", 1 }
+
+// Save implements [handover.State].
+func (s *storeState) Save() ([]byte, error) { return json.Marshal(s) }
+
+// Adopt implements [handover.State]. A program that writes other records, or that was told other limits, is refused.
+func (s *storeState) Adopt(section []byte) error {
+	was := storeState{}
+	if err := json.Unmarshal(section, &was); err != nil {
+		return err
+	}
+	if was != *s {
+		return errors.New("the KV volume was mounted with other limits, or by a program with other records")
+	}
+	return nil
+}

@@ -1,0 +1,45 @@
+"""Which device a caller means: "cpu", "cuda", "cuda:1", an index, or a torch.device."""
+
+import importlib
+import re
+import sys
+from typing import Any
+
+from ..errors import DeviceError
+
+CPU = -1
+"""The number of host memory, beside the indexes of GPUs."""
+
+
+def parse(device: Any) -> int:
+    """Gives the index of a GPU as CUDA counts them, or CPU. Whether the GPU exists shows when it is opened."""
+    if isinstance(device, int) and not isinstance(device, bool):
+        if device < 0:
+            raise DeviceError(f'device {device} does not exist: give a GPU\'s index, "cuda:0" or "cpu"')
+        return device
+    name = str(device)  # a torch.device reads "cuda:0"
+    if name == "cpu":
+        return CPU
+    if name == "cuda":
+        return _current()
+    match = re.fullmatch(r"cuda:(\d{1,4})", name)
+    if not match:
+        raise DeviceError(f'device {device!r} is not known: use "cpu", "cuda", "cuda:0" or an index')
+    return int(match[1])
+
+
+def name(device: int) -> str:
+    """The name that torch gives to a device."""
+    return "cpu" if device == CPU else f"cuda:{device}"
+
+
+def imported_torch() -> Any:
+    """Returns torch, None where nobody has imported it. It waits for another thread that imports it: half of it would be missing."""
+    return importlib.import_module("torch") if "torch" in sys.modules else None
+
+
+def _current() -> int:
+    torch = imported_torch()
+    if torch is not None and torch.cuda.is_initialized():
+        return int(torch.cuda.current_device())
+    return 0

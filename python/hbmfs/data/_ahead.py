@@ -1,0 +1,37 @@
+"""Work that goes on while its result is not needed yet."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from .._lib._native import library
+
+T = TypeVar("T")
+
+
+def begun(call: Callable[..., T], *arguments: Any) -> Callable[[], T]:
+    """Calls a function on a thread of its own, and gives a function that waits for its result, or raises its error. It is for calls
+    that are mostly in the library or NumPy, without the interpreter's lock. A forked child makes the call when its result is asked for."""
+    if library().forked:
+        return lambda: call(*arguments)
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(call(*arguments))
+        except BaseException as err:  # noqa: BLE001 (raised by the thread that waits)
+            errors.append(err)
+
+    thread = threading.Thread(target=run, name="hbmfs-plan", daemon=True)
+    thread.start()
+
+    def result() -> T:
+        thread.join()
+        if errors:
+            raise errors[0]
+        return results[0] if results else call(*arguments)  # a fork ended the thread
+
+    return result

@@ -1,0 +1,340 @@
+"""The streams' common part: one order of samples for all ranks, batches read ahead in it, and where a run stands."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import mmap
+import operator
+import sys
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .._lib._device import imported_torch
+from ..errors import InvalidError
+from ._joined import Batch, Beside, Rows
+from ._queue import Queue
+from ._segments import as_tensors, rows_and_labels
+
+STATE_VERSION = 1
+NEVER = 1 << 62
+"""A position that no run reaches."""
+_DEPTH, _UNDER_WAY = 8, 256 << 20  # batches that keep the link to a GPU busy, in so many bytes of tokens of 8 bytes
+_WINDOW, _WINDOW_SAMPLES = 64, 1 << 17  # batches, of so many samples of all ranks, that are planned at once where nobody is told
+
+
+class Stream:
+    """An iterable over batches of samples. A kind of stream says what its samples are:
+
+    _identity()         what decides the order: a state of another one is refused
+    _batches(positions) begins to plan batches, given the places of their samples in the order of all epochs, and gives a function
+                        that gives what to read for them
+    _tell(window)       tells the mount's daemon of such batches
+    _queue()            begins their reads, and gives them out in order
+    pass_samples        the samples of one iteration from its begin to its end, None if it has none
+    """
+
+    _row: int  # tokens read for one sample
+    _rows: Rows | Beside
+    pass_samples: int | None
+
+    def __init__(
+        self, batch_size: int, seq_len: int, *, seed: int, rank: int | None, world_size: int | None, dtype: Any, depth: int | None, ahead: int, shuffle: bool,
+        drop_last: bool, targets: bool, tensors: bool | None,
+    ) -> None:  # fmt: skip
+        self.dtype = dtype
+        self.batch_size, self.seq_len = at_least(1, "batch_size", batch_size), at_least(1, "seq_len", seq_len)
+        self.seed = operator.index(seed)
+        if (rank is None or world_size is None) and (ranks := _distributed()) > 1:
+            raise InvalidError(
+                f"torch.distributed runs {ranks} ranks here, and without rank= and world_size= all of them would read the same samples: "
+                "give both, of the data-parallel group"
+            )
+        self.rank = at_least(0, "rank", 0 if rank is None else rank)
+        self.world_size = at_least(1, "world_size", 1 if world_size is None else world_size)
+        if self.rank >= self.world_size:
+            raise InvalidError(f"rank is {self.rank}: give 0 to {self.world_size - 1}, since world_size is {self.world_size}")
+        self._depth, self.ahead = None if depth is None else at_least(1, "depth", depth), at_least(0, "ahead", ahead)
+        self.shuffle, self.drop_last, self.targets = bool(shuffle), bool(drop_last), bool(targets)
+        self._row = self.seq_len + self.targets
+        self._position = self._began = 0  # the sample to come, and the one that this pass began with
+        self.tensors = torch_is_imported() if tensors is None else bool(tensors)
+        self._in_workers = mmap.mmap(-1, 1)  # whether workers read: a byte that forked ones write for this process
+        self._after: tuple[tuple[int, int], int, Stream] | None = None  # of state_after: from where, how many batches, a copy that stands there
+        if torch := imported_torch():
+            # DataLoader asks by isinstance whether to iterate; IterableDataset is an abstract base class. Not a base
+            # of ours, since importing torch takes seconds that a reader on the CPU need not spend.
+            torch.utils.data.IterableDataset.register(type(self))
+
+    @property
+    def depth(self) -> int:
+        """Batches on their way while the caller works on one."""
+        if self._depth is not None:
+            return self._depth
+        most = _DEPTH if self._rows.on_gpu else 2
+        return max(2, min(most, _UNDER_WAY // (8 * self.batch_size * self._row)))
+
+    @property
+    def _step(self) -> int:
+        """Samples that all ranks take in one step."""
+        return self.batch_size * self.world_size
+
+    @property
+    def position(self) -> int:
+        """Samples that all ranks together have consumed, over all epochs."""
+        return self._position
+
+    def __len__(self) -> int:
+        """The number of steps of one iteration from its begin to its end."""
+        if self.pass_samples is None:
+            raise TypeError(f"an endless {type(self).__name__} has no length: {self._endless}")
+        whole, rest = divmod(self.pass_samples, self._step)
+        return whole + (rest > 0 and not self.drop_last)
+
+    _endless = "give epochs=..."
+
+    # --- state ------------------------------------------------------------------------------------------------------
+
+    def _identity(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the stream is, as plain numbers: the batches that were handed out count, those read ahead do not. It
+        is the same on every rank between steps, so one rank's is enough to save. In one of several DataLoader workers it is that
+        worker's own. Where workers read, the stream of the main process does not move, and this warns: see state_after()."""
+        worker, workers = _worker()
+        if self._in_workers[0] and not _in_worker():
+            warnings.warn(
+                "hbmfs: this state counts no batch that DataLoader workers read: save state_after(batches), or StatefulDataLoader's state",
+                RuntimeWarning,
+                stacklevel=2 if type(self).state_dict is Stream.state_dict else 3,
+            )
+        own = {"worker": worker, "workers": workers, "step": self._step} if workers > 1 else {}
+        return {**self._identity(), "consumed": self._position, "began": self._began, **own}
+
+    def state_after(self, batches: int) -> dict[str, Any]:
+        """The state after the first `batches` batches of a DataLoader whose workers read this stream from where it stands: how many of
+        them the main process has taken from the loader. Like state_dict() of a stream without workers it is the same on every rank,
+        and may be loaded with any rank, world size, batch size and number of workers."""
+        at_least(0, "batches", batches)
+        begun = self._position, self._began
+        if self._after is None or self._after[0] != begun or self._after[1] > batches:
+            self._after = begun, 0, self._twin()
+        _, before, twin = self._after
+        twin._skip(batches - before)
+        self._after = begun, batches, twin
+        return twin.state_dict()
+
+    def _twin(self) -> Any:
+        """A copy that moves by itself."""
+        twin = copy.copy(self)
+        twin._after = None
+        return twin
+
+    def _skip(self, batches: int) -> None:
+        """Moves on by batches that others have read, as iterating over them would."""
+        while batches:
+            some = min(batches, max(1, self._skips // self._step))
+            position = self._position + some * self._step
+            end = self._end_by(position)
+            if end is not None:
+                whole, rest = divmod(max(0, end - self._position), self._step)
+                steps = whole + (rest > 0 and not self.drop_last)
+                if not steps and self._position == self._began:
+                    raise InvalidError(f"there are no {batches} batches more: a pass of this stream fills no step of {self._step} samples")
+                some, position = min(some, steps), min(position, max(end, self._position))
+                if batches > steps:
+                    self._finish(end)
+                    position = self._position
+            batches -= some
+            self._position = position
+            self._moved()
+
+    _skips = NEVER
+    """Samples that _skip() moves by at once."""
+
+    def _moved(self) -> None:
+        """Lets go of what lies before the position."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        from multiprocessing.context import get_spawning_popen
+
+        if get_spawning_popen() is not None:  # a spawned worker cannot tell
+            self._in_workers[0] = 1
+        return {**self.__dict__, "_in_workers": None, "_after": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._in_workers = mmap.mmap(-1, 1)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on where `state` was taken, by a stream of any rank, world size and batch size. A state of another
+        dataset, sample length or order is an InvalidError, and so is that of one of several DataLoader workers, unless the same
+        worker of as many goes on with steps of as many samples."""
+        for name, ours in self._identity().items():
+            if not isinstance(state, Mapping) or name not in state:
+                raise InvalidError(f"the state has no {name!r}: it was not made by {type(self).__name__}.state_dict()")
+            if state[name] != ours:
+                raise InvalidError(
+                    f"the state was taken with {name}={state[name]!r}, this stream has {ours!r}: "
+                    "resume with the same dataset and options (rank, world_size and batch_size may differ)"
+                )
+        whose = state.get("worker", 0), state.get("workers", 1), state.get("step", self._step)
+        if whose[1] != 1 and whose != (*_worker(), self._step):
+            raise InvalidError(
+                f"the state is that of worker {whose[0]} of {whose[1]}, with {whose[2]} samples in a step of all ranks: it does not say how far the "
+                f"other workers were, so it can only go on in the same worker of as many, with as many samples in a step (here {self._step}). "
+                "For another shape save state_after(batches) of the stream in the main process, which knows how many batches it took"
+            )
+        consumed, began = state.get("consumed"), state.get("began")
+        if not (isinstance(consumed, int) and isinstance(began, int) and 0 <= began <= consumed < NEVER):
+            raise InvalidError(f"the state counts {consumed!r} consumed samples since {began!r}: it was not made by state_dict()")
+        self._accept(state, consumed, began)
+        self._position, self._began = consumed, began
+        self._in_workers[0] = 0
+
+    def _accept(self, state: dict[str, Any], consumed: int, began: int) -> None:
+        """Takes over what a kind of stream has in its state beside the position, or refuses it."""
+
+    # --- iteration --------------------------------------------------------------------------------------------------
+
+    def _batches(self, positions: NDArray[np.int64]) -> Callable[[], list[Batch]]:
+        raise NotImplementedError
+
+    def _tell(self, window: list[Batch]) -> None:
+        raise NotImplementedError
+
+    def _queue(self) -> Queue:
+        raise NotImplementedError
+
+    def _told(self) -> bool:
+        """Whether a daemon wants to hear of the plan."""
+        raise NotImplementedError
+
+    def _shape(self, batch: Any, plan: Batch) -> Any:
+        """What a batch is handed out as, which was read by this plan."""
+        if plan.sequences is not None:
+            rows, expanded = batch
+            return plan.sequences.pack(expanded, *rows_and_labels(rows, self.targets))
+        return batch
+
+    def _end_by(self, position: int) -> int | None:
+        """Where this pass ends, if it does at `position` or before."""
+        if self.pass_samples is None or self._began + self.pass_samples > position:
+            return None
+        return self._began + self.pass_samples
+
+    def _finish(self, end: int) -> None:
+        """The pass has ended; the next one begins."""
+        self._position = self._began = max(end, self._position)
+
+    def __iter__(self) -> Iterator[Any]:
+        worker, workers = _worker()
+        self._in_workers[0] = _in_worker()
+        position = self._position
+        plan = self._plan(position + worker * self._step, workers * self._step)
+        under_way: deque[Batch] = deque()
+        with self._queue() as queue:
+            self._fill(queue, under_way, plan)
+            while under_way:
+                batch, its_plan = queue.get(), under_way.popleft()
+                self._fill(queue, under_way, plan)
+                self._check_unmoved(position)
+                # In a worker, a round of all workers: from its own state each of them goes on with its own next step.
+                position += workers * self._step
+                end = self._end_by(position)
+                self._position = position = position if end is None else max(end, self._position)
+                shaped = self._shape(batch, its_plan)
+                yield as_tensors(shaped) if self.tensors else shaped
+            self._check_unmoved(position)
+            if (end := self._end_by(NEVER)) is not None:
+                self._finish(end)
+
+    def _fill(self, queue: Queue, under_way: deque[Batch], plan: Iterator[Batch]) -> None:
+        for batch in itertools.islice(plan, self.depth - len(queue)):
+            queue.put(batch, self._row, dtype=self.dtype)
+            under_way.append(batch)
+
+    def _check_unmoved(self, position: int) -> None:
+        if self._position != position:
+            raise RuntimeError("the stream was moved, by load_state_dict or by another iteration, while this one ran: begin again with iter(stream)")
+
+    def _plan(self, first: int, stride: int) -> Iterator[Batch]:
+        """Yields what this reader's batches are made of. The daemon is told of a window of them before the window
+        ahead of it is read."""
+        tell = bool(self.ahead and self._told())
+        windows = self._windows(first, stride, tell)
+        previous: list[Batch] = []
+        planned = next(windows, None)
+        while planned is not None:
+            window = planned()
+            if tell:
+                self._tell(window)
+                window, previous, planned = previous, window, next(windows, None)
+                yield from window
+                continue
+            # The next window is planned while batches of this one are read; the first ones have begun by then.
+            turn = min(self.depth, len(window) - 1)
+            yield from window[:turn]
+            planned = next(windows, None)
+            yield from window[turn:]
+        yield from previous
+
+    def _windows(self, first: int, stride: int, tell: bool) -> Iterator[Callable[[], list[Batch]]]:
+        """Yields the same as lists of batches that are being planned, since computing the order of many costs hardly more than of one: `ahead` of them
+        where the daemon is told, otherwise more and more."""
+        batch = np.arange(self.rank * self.batch_size, (self.rank + 1) * self.batch_size)
+        end, size = None, max(1, self.ahead)
+        most = size if tell else max(size, min(_WINDOW, _WINDOW_SAMPLES // self._step))
+        while end is None:
+            steps = size
+            end = self._end_by(first + (steps - 1) * stride + self._step)
+            if end is not None:
+                steps = min(steps, max(0, (end - self._step - first) // stride + 1))
+            if steps:
+                yield self._batches(first + stride * np.arange(steps, dtype=np.int64)[:, None] + batch)
+            first += steps * stride
+            size = min(4 * size, most)
+        if first < end and not self.drop_last:
+            rest = end - first
+            mine = np.arange(rest * self.rank // self.world_size, rest * (self.rank + 1) // self.world_size)
+            yield self._batches((first + mine)[None, :])
+
+
+def at_least(least: int, name: str, value: int) -> int:
+    """The value, if it is a whole number that is large enough."""
+    number = operator.index(value)
+    if number < least:
+        raise InvalidError(f"{name} is {number}: give at least {least}")
+    return number
+
+
+def torch_is_imported() -> bool:
+    """Whether batches on the CPU are tensors unless something else was asked for."""
+    return "torch" in sys.modules
+
+
+def _distributed() -> int:
+    """Returns how many ranks torch.distributed runs, 1 where nobody has begun it."""
+    torch = imported_torch()
+    if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return 1
+    return int(torch.distributed.get_world_size())
+
+
+def _in_worker() -> bool:
+    """Whether this process is a DataLoader worker."""
+    torch = imported_torch()
+    return torch is not None and torch.utils.data.get_worker_info() is not None
+
+
+def _worker() -> tuple[int, int]:
+    """Returns which of how many DataLoader workers this process is: (0, 1) outside of one."""
+    torch = imported_torch()
+    info = torch.utils.data.get_worker_info() if torch else None
+    return (info.id, info.num_workers) if info else (0, 1)

@@ -1,0 +1,283 @@
+"""Batches from several datasets, each of which has its share at every moment.
+
+    mix = hbmfs.Mixture({"web": (web, 0.7), "code": (code, 0.25), "books": (books, 0.05)}, batch_size=32, seq_len=4096, seed=1)
+    for batch in mix: ...                      # as of a TokenStream; help("hbmfs.token_stream") says what holds there
+
+**Shares.** At every prefix of the order of all ranks each source has given its share to less than one sample: see
+hbmfs.data._chairman. Weights need not sum to 1. schedule= changes them at samples of that order (a step is batch_size *
+world_size of them); the shares of a prefix are then the sum of what each sample's weights were.
+
+**A source's end.** After `epochs` of its epochs a source begins again ("repeat", where epochs means nothing), ends the
+mixture ("stop": no source gives more than it has), or leaves its share to the others by their weights ("drop"; when the last
+one has ended so does the mixture, and each has given every sample). Both may be dicts by name. A mixture that ends begins
+anew when it is iterated again, in another order.
+
+**State.** state_dict() holds the position, how many samples each source has given, and what decides the order. It may
+be loaded on any rank, world size and batch size, replays nothing, and refuses other data, weights and options.
+
+**Sources** are open datasets of any format, mount and origin, on one device. Where their types differ, say dtype="int64".
+hbmfs.mixture.sources() opens them as Megatron's --data-path or a file names them.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DeviceError, DtypeError, InvalidError
+from . import tokens
+from ._ahead import begun
+from ._blend import sources
+from ._chairman import NEVER, Assignment, lines
+from ._joined import Batch, Beside, Rows
+from ._queue import Queue
+from ._samples import Samples
+from ._scatter import Spans
+from ._segments import borders_of, sequences_of
+from ._stream import _WINDOW_SAMPLES, STATE_VERSION, Stream, at_least
+from .part import Aligned, part_of
+
+if TYPE_CHECKING:
+    from .dataset import Dataset
+
+__all__ = ["Mixture", "sources"]
+
+_ENDS = ("repeat", "stop", "drop")
+
+Weight = float | int | str | Fraction
+
+
+class Mixture(Stream):
+    """An iterable over batches of several datasets; help("hbmfs.mixture") has the whole story.
+
+    sources     {name: (dataset, weight)}
+    schedule    [(sample, {name: weight})]: weights from that sample on; a name that is left out keeps its weight
+    exhausted   "repeat", "stop" or "drop", or a dict of them by name
+    epochs      a source's epochs before it counts as exhausted, or a dict of them by name
+    The rest is as in TokenStream.
+    """
+
+    _endless = 'give exhausted="stop" or "drop"'
+
+    def __init__(
+        self,
+        sources: Mapping[str, tuple[Dataset, Weight]],
+        batch_size: int,
+        seq_len: int,
+        *,
+        seed: int = 0,
+        schedule: Sequence[tuple[int, Mapping[str, Weight]]] = (),
+        exhausted: str | Mapping[str, str] = "repeat",
+        epochs: int | Mapping[str, int] = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
+        dtype: Any = None,
+        depth: int | None = None,
+        ahead: int = 16,
+        shuffle: bool = True,
+        documents: bool = False,
+        drop_last: bool = True,
+        targets: bool = False,
+        tensors: bool | None = None,
+        packed: bool = False,
+    ) -> None:
+        super().__init__(
+            batch_size, seq_len, seed=seed, rank=rank, world_size=world_size, dtype=dtype, depth=depth, ahead=ahead, shuffle=shuffle,
+            drop_last=drop_last, targets=targets, tensors=tensors,
+        )  # fmt: skip
+        if not sources:
+            raise InvalidError("a mixture needs at least one source: give {name: (dataset, weight)}")
+        self.names = list(sources)
+        self.datasets = [dataset for dataset, _ in sources.values()]
+        self._rows = _rows(dict(zip(self.names, self.datasets, strict=True)), dtype)
+        self.documents = bool(documents)
+        self._borders = [borders_of(dataset) for dataset in self.datasets] if packed else None
+        self._samples = [Samples(dataset, self.seq_len, self._row, self.documents) for dataset in self.datasets]
+        self._seeds = [_seed(self.seed, name) for name in self.names]
+        self.schedule = _weights({name: weight for name, (_, weight) in sources.items()}, schedule)
+        ends = self._by_name("exhausted", exhausted, "repeat")
+        if wrong := [end for end in ends if end not in _ENDS]:
+            raise InvalidError(f"exhausted is {wrong[0]!r}: give one of {', '.join(_ENDS)}")
+        passes = [at_least(1, "epochs", n) for n in self._by_name("epochs", epochs, 1)]
+        self._limits = [None if end == "repeat" else n * s.count for end, n, s in zip(ends, passes, self._samples, strict=True)]
+        self._assigned = Assignment(lines(self.schedule, self._limits, [end == "stop" for end in ends]))
+        self._assigned_for = 0  # the beginning of the pass that it is for
+        self._ends = ends
+        self.pass_samples = None if self._assigned.end >= NEVER else self._assigned.end
+        self._most = self._assigned.most()
+        if self.drop_last and self.pass_samples is not None and self.pass_samples < self._step:
+            raise InvalidError(f"the mixture ends after {self.pass_samples} samples, which do not fill one step of {self._step}: give drop_last=False")
+
+    def _by_name(self, what: str, given: Any, otherwise: Any) -> list[Any]:
+        if not isinstance(given, Mapping):
+            return [given] * len(self.names)
+        if unknown := set(given) - set(self.names):
+            raise InvalidError(f"{what} names {min(unknown)!r}, which is no source: the sources are {', '.join(self.names)}")
+        return [given.get(name, otherwise) for name in self.names]
+
+    @property
+    def counts(self) -> dict[str, dict[str, float]]:
+        """What each source has given to all ranks in this pass, or in the one that has just ended: samples, tokens, and
+        epochs as a fraction."""
+        given = self._assigned.counts(self._position - self._assigned_for).tolist()
+        return {
+            name: {"samples": n, "tokens": n * self.seq_len, "epochs": n / samples.count}
+            for name, n, samples in zip(self.names, given, self._samples, strict=True)
+        }
+
+    # --- state ------------------------------------------------------------------------------------------------------
+
+    def _earlier(self, source: int) -> int:
+        """The samples of a source that earlier passes took, with the rest of their last epoch."""
+        if not self.pass_samples:
+            return 0
+        count = self._samples[source].count
+        return self._began // self.pass_samples * -(-self._most[source] // count) * count
+
+    def _identity(self) -> dict[str, Any]:
+        weights = [[at, *map(str, row)] for at, row in self.schedule]
+        sources = [
+            [name, len(s.dataset), s.count, str(s.dataset.dtype), end, limit, *part_of(s.dataset).values()]
+            for name, s, end, limit in zip(self.names, self._samples, self._ends, self._limits, strict=True)
+        ]
+        return {
+            "version": STATE_VERSION,
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "seq_len": self.seq_len,
+            "targets": self.targets,
+            "documents": self.documents,
+            "sources": sources,
+            "weights": weights,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        fresh = self._assigned_for != self._began  # nothing of the pass to come is drawn yet
+        given = [0] * len(self.names) if fresh else self._assigned.counts(self._position - self._began).tolist()
+        return {**super().state_dict(), "given": given}
+
+    def _accept(self, state: dict[str, Any], consumed: int, began: int) -> None:
+        given, passes = state.get("given"), self.pass_samples
+        known = isinstance(given, list) and all(isinstance(n, int) for n in given)
+        if not known or began % (passes or 1) or (began and not passes) or not self._assigned.fits(consumed - began, given or []):
+            raise InvalidError(f"the state says that the sources gave {given!r} of samples {began} to {consumed}, which this mixture does not do")
+        self._assigned.restart(consumed - began, given or [])
+        self._assigned_for = began
+
+    _skips = _WINDOW_SAMPLES
+
+    def _moved(self) -> None:
+        if self._assigned_for != self._began:
+            self._assigned.restart(0, [0] * len(self.names))
+            self._assigned_for = self._began
+        self._assigned.forget(self._position - self._began)
+
+    def _twin(self) -> Any:
+        twin = super()._twin()
+        twin._assigned = copy.deepcopy(self._assigned)
+        return twin
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    def _batches(self, positions: NDArray[np.int64]) -> Callable[[], list[Batch]]:
+        self._moved()
+        places = positions.reshape(-1) - self._began
+        first, end = (int(places[0]), int(places[-1]) + 1) if places.size else (0, 0)
+        given = self._assigned.counts(first).tolist()
+        drawn = self._assigned.sources(first, end)
+        before = [n + self._earlier(source) for source, n in enumerate(given)]
+        return begun(self._planned, positions.shape, places - first, drawn, before)
+
+    def _planned(self, shape: tuple[int, int], places: NDArray[np.int64], drawn: NDArray[Any], before: list[int]) -> list[Batch]:
+        """The batches of samples at places of some that were drawn, before which the sources had given so many."""
+        starts, sources = np.empty(len(places), np.int64), np.empty(len(places), np.int32)
+        sources[:] = drawn[places]
+        row = np.full(len(drawn), -1)  # of each of these samples in this rank's batches
+        row[places] = np.arange(len(places))
+        order = np.argsort(drawn, kind="stable")  # the first source's samples, the second one's, and so on
+        ends = np.cumsum(np.bincount(drawn, minlength=len(self._samples))).tolist()
+        for source, (a, b) in enumerate(itertools.pairwise([0, *ends])):
+            own = row[order[a:b]]
+            mine = np.flatnonzero(own >= 0)
+            if len(mine):
+                starts[own[mine]] = self._samples[source].starts(mine + before[source], self._seeds[source] if self.shuffle else None)
+        rows = zip(starts.reshape(shape), sources.reshape(shape), strict=True)
+        each = [Spans(shape[1], own, of, targets=self.targets and self._borders is None) for own, of in rows]
+        if self._borders is None:
+            return [*map(Batch, each)]
+        return [*map(Batch, each, sequences_of(self._borders, sources, starts, shape[1], self.seq_len))]
+
+    def _tell(self, window: list[Batch]) -> None:
+        for number, dataset in enumerate(self.datasets):
+            starts = [batch.spans.starts[batch.spans.of(number)] for batch in window]
+            if any(map(len, starts)):
+                dataset.prefetch(np.concatenate(starts), self._row)
+
+    def _told(self) -> bool:
+        return any(dataset.stats().get("mounted") for dataset in self.datasets)
+
+    def _queue(self) -> Queue:
+        return Queue(self._rows, self.depth)
+
+
+def _seed(seed: int, name: str) -> int:
+    """The seed of a source: that of others does not change when one is added."""
+    return int.from_bytes(hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8, person=b"hbmfs source").digest(), "little")
+
+
+def _rows(datasets: Mapping[str, Any], dtype: Any) -> Rows | Beside:
+    """What begins the batches of these sources. Aligned ones have the same names."""
+    names = {name: list(d.datasets) if isinstance(d, Aligned) else [] for name, d in datasets.items()}
+    first, *others = names.values()
+    if any(other != first for other in others):
+        raise InvalidError(f"the sources hold different things ({', '.join(f'{n}: {sorted(of)}' for n, of in names.items())}): align all of them alike")
+    if not first:
+        return Rows(list(datasets.values()), _common_type(datasets, dtype))
+    each = {name: {source: d.datasets[name] for source, d in datasets.items()} for name in first}
+    return Beside({name: Rows(list(of.values()), _common_type(of, dtype if name == first[0] else None)) for name, of in each.items()})
+
+
+def _common_type(datasets: Mapping[str, Dataset], dtype: Any) -> np.dtype[Any]:
+    if len({dataset.device for dataset in datasets.values()}) > 1:
+        where = ", ".join(f"{name} on {dataset.device}" for name, dataset in datasets.items())
+        raise DeviceError(f"the sources are not on one device ({where}): open all with the same device=")
+    types = {name: dataset.dtype if dtype is None else tokens.parse_dtype(dtype) for name, dataset in datasets.items()}
+    if len(set(types.values())) > 1:
+        raise DtypeError(f"the sources have different types ({', '.join(f'{n}: {t}' for n, t in types.items())}): give dtype='int64'")
+    return next(iter(types.values()))
+
+
+def _weights(first: dict[str, Weight], schedule: Sequence[tuple[int, Mapping[str, Weight]]]) -> list[tuple[int, list[Fraction]]]:
+    """[(sample, weights of all sources)], by sample."""
+    now = {name: _exact(name, weight) for name, weight in first.items()}
+    out = [(0, list(now.values()))]
+    for at, changed in schedule:
+        if unknown := set(changed) - set(now):
+            raise InvalidError(f"the schedule names {min(unknown)!r}, which is no source: the sources are {', '.join(now)}")
+        now.update((name, _exact(name, weight)) for name, weight in changed.items())
+        at = at_least(0, "a sample of the schedule", at)
+        if at < out[-1][0] or (at == out[-1][0] and at):
+            raise InvalidError(f"the schedule goes from sample {out[-1][0]} to {at}: give its samples in order")
+        out = [*(out if at else []), (at, list(now.values()))]
+    for at, row in out:
+        if not any(row):
+            raise InvalidError(f"all weights are 0 from sample {at} on: give one that is larger")
+    return out
+
+
+def _exact(name: str, weight: Weight) -> Fraction:
+    """A weight as the number that it prints as, so that 0.1 is a tenth."""
+    try:
+        exact = Fraction(weight if isinstance(weight, (int, str, Fraction)) else repr(float(weight)))
+    except (TypeError, ValueError, ZeroDivisionError) as err:
+        raise InvalidError(f"the weight of {name} is {weight!r}: give a number that is not negative") from err
+    if exact < 0:
+        raise InvalidError(f"the weight of {name} is {weight!r}: give a number that is not negative")
+    return exact

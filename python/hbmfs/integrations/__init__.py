@@ -1,0 +1,1 @@
+"""Thin adapters between hbmfs and the programs that people train and serve with."""

@@ -1,0 +1,445 @@
+"""Loading weights: help("hbmfs.weights") has the whole story."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from .._lib import _device
+from .._lib._closing import unheard
+from .._lib._transfer import REQUEST, Progress, Transfer, open_reader
+from ..errors import DeviceError, DtypeError, FormatError, GroupError, OutOfMemoryError, UnavailableError
+from . import _model_files, _parts
+from ._model_files import Names
+from ._parts import Cut, Layout, Part, Place, Skip, Slices
+from .safetensors_header import Header, Tensor
+
+if TYPE_CHECKING:
+    import torch
+
+    from .._lib.reader import File, Reader
+    from ..group._group import Exchange, Team
+    from ._columns import Matrix
+
+Begun = Callable[[dict[str, Any], dict[str, int]], object] | None
+"""Is called with the tensors, and the bytes of progress from which on each is there."""
+
+SHARE = REQUEST
+"""Most bytes that each rank of a group reads of what is exchanged at once."""
+EVEN = 512
+"""Bytes of which each rank's share of a block is a multiple."""
+
+_TORCH = {
+    "BOOL": "bool", "F4": "float4_e2m1fn_x2", "U8": "uint8", "I8": "int8", "F8_E5M2": "float8_e5m2",
+    "F8_E4M3": "float8_e4m3fn", "F8_E8M0": "float8_e8m0fnu", "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz", "I16": "int16", "U16": "uint16", "F16": "float16", "BF16": "bfloat16",
+    "I32": "int32", "U32": "uint32", "F32": "float32", "C64": "complex64", "F64": "float64", "I64": "int64",
+    "U64": "uint64",
+}  # fmt: skip
+_NUMPY = {
+    "BOOL": "?", "U8": "u1", "I8": "i1", "I16": "<i2", "U16": "<u2", "F16": "<f2", "I32": "<i4", "U32": "<u4",
+    "F32": "<f4", "C64": "<c8", "F64": "<f8", "I64": "<i8", "U64": "<u8",
+}  # fmt: skip
+
+
+def load_safetensors(
+    path: str | os.PathLike[str],
+    device: Any = "cuda:0",
+    *,
+    method: str = "auto",
+    names: Names = None,
+    slices: Slices = None,
+    group: Any = None,
+    progress: Progress = None,
+    reader: Reader | None = None,
+) -> dict[str, torch.Tensor]:
+    """Loads tensors by name, in the order of their files.
+
+    device    "cuda:0", "cuda", an index, a torch.device, or "cpu"
+    method    the path into HBM that is wished for: see Reader
+    names     only these tensors, or those for whose name it returns True
+    slices    a mapping or a function from a name to what this rank wants of the tensor: None (all of it), a tuple of
+              Python slices, one for each dimension, or hbmfs.SKIP (it is left out)
+    group     a process group of torch.distributed, whose ranks all make this call: NCCL for GPUs, gloo for the CPU
+    progress  None: a bar where tqdm is installed and stderr is a terminal; True, False, or a function(done, total)
+              of the bytes that this rank reads
+    reader    a Reader of this device, which stays open; by default one is made for this call
+
+    Raises FormatError for a damaged file or index, NotFoundError for a missing file, DtypeError for elements that
+    torch (or NumPy) does not have, OutOfMemoryError; with a group, the failure of any rank, and GroupError where one is
+    gone or sees other files. After any exception, KeyboardInterrupt too, all memory is free.
+    """
+    return load(path, device, method=method, names=names, slices=slices, group=group, progress=progress, reader=reader)
+
+
+def load(
+    path: str | os.PathLike[str],
+    device: Any,
+    *,
+    method: str = "auto",
+    names: Names = None,
+    slices: Slices = None,
+    group: Any = None,
+    progress: Progress = None,
+    reader: Reader | None = None,
+    begun: Begun = None,
+) -> dict[str, Any]:
+    """load_safetensors, which calls begun when all reads are begun."""
+    index = _device.parse(device)
+    call = _Call(path, index, method, names, slices, progress, reader, begun)
+    if group is None:
+        return call.run(None)
+    from ..group._board import Told
+    from ..group._group import Team
+
+    try:
+        with Team(group, index, f"load_safetensors({os.fspath(path)!r})") as team:
+            return call.run(team)
+    except Told as told:
+        failure = told.failure
+    raise failure
+
+
+def outlines(path: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
+    """All tensors of a model by name, without memory: on the meta device of torch."""
+    library, found = _Torch("meta"), dict[str, Any]()
+    for header in _model_files.headers(path, None):
+        for tensor in header.tensors:
+            library.check(tensor)
+            found[tensor.name] = library.empty(_parts.part(tensor, None))
+    return found
+
+
+class _Call(NamedTuple):
+    """The arguments of load_safetensors."""
+
+    path: str | os.PathLike[str]
+    device: int
+    method: str
+    names: Names
+    slices: Slices
+    progress: Progress
+    reader: Reader | None
+    begun: Begun
+
+    def run(self, team: Team | None) -> dict[str, Any]:
+        """Loads, alone or with the ranks of a team, which hear of what is wrong with any rank's arguments."""
+        if self.reader is not None and self.reader.device != self.device:
+            raise DeviceError(
+                f"the reader is for {_device.name(self.reader.device)} and the weights go to {_device.name(self.device)}: give one of that device"
+            )
+        library = _Torch(_device.name(self.device)) if _has_torch(self.device) else _Numpy()
+        blocks: list[Any] = []
+        try:
+            with contextlib.ExitStack() as stack:
+                reader = self.reader
+                opening = None if reader is not None else stack.enter_context(_Opening(self.device, self.method, team))
+                headers = _model_files.headers(self.path, self.names)
+                for header in headers:
+                    for tensor in header.tensors:
+                        library.check(tensor)
+                loads = _loads(headers, self.slices, team)
+                blocks.extend(library.allocate(size) for load in loads[:1] for size in load.sizes()[:1])
+                if opening is not None:
+                    reader = opening.result()
+                assert reader is not None
+                files = [stack.enter_context(file) for file in reader.open_many([header.path for header in headers])]
+                for header, file in zip(headers, files, strict=True):
+                    if file.size != header.size:
+                        raise FormatError(f"{header.path} changed while it was opened: load it again when its writer is done")
+                exchange = None if team is None else stack.enter_context(_exchange(team))
+                weights = _read(loads, files, blocks, library, self.progress, exchange, self.begun)
+                weights = {tensor.name: weights[tensor.name] for header in headers for tensor in header.tensors if tensor.name in weights}
+                if opening is not None:
+                    # Closing takes milliseconds, of unpinning. Only the end of Python waits for it.
+                    threading.Thread(target=unheard, args=(f"the reader of {self.path}", stack.pop_all().close), name="hbmfs-close").start()
+                return weights
+        except BaseException:
+            # The traceback keeps this frame, which must not keep the memory. The files are closed by now, which ends reads.
+            blocks.clear()
+            raise
+
+
+def _columns() -> Any:
+    from . import _columns as module  # it needs torch.distributed
+
+    return module
+
+
+def _exchange(team: Team) -> Exchange:
+    from ..group._group import Exchange
+
+    return Exchange(team)
+
+
+class _Load(NamedTuple):
+    """Parts that the same ranks want, and this rank's number among them. Of matrices each wants other columns."""
+
+    layout: Layout
+    ranks: tuple[int, ...]
+    me: int
+    matrices: list[Matrix]
+
+    def sizes(self) -> list[int]:
+        """The bytes of each block, of which every rank reads an equal share."""
+        even = EVEN * len(self.ranks)
+        return self.layout.blocks if len(self.ranks) == 1 or self.matrices else [-(-size // even) * even for size in self.layout.blocks]
+
+    def windows(self, size: int) -> list[tuple[int, int]]:
+        """The begins and ends of what is exchanged at once."""
+        step = SHARE * len(self.ranks) if len(self.ranks) > 1 else size
+        return [(begin, min(begin + step, size)) for begin in range(0, size, step)]
+
+
+def _loads(headers: Sequence[Header], slices: Slices, team: Team | None) -> list[_Load]:
+    """Packs what this rank wants: first what it shares with others, in the order that all of them follow."""
+    tensors = [tensor for header in headers for tensor in header.tensors]
+    mine = _parts.wanted(tensors, slices)
+    me = 0 if team is None else team.rank
+    all_cuts = [mine] if team is None else _agreed(team, headers, mine)
+    loads: dict[tuple[bool, tuple[int, ...]], _Load] = {}
+    for number, (file, tensor) in enumerate((file, tensor) for file, header in enumerate(headers) for tensor in header.tensors):
+        want = mine[number]
+        if isinstance(want, Skip):
+            continue
+        cuts = {rank: said[number] for rank, said in enumerate(all_cuts) if not isinstance(said[number], Skip)}
+        columns = {} if all(cut == want for cut in cuts.values()) else _columns().shared(tensor, cuts)
+        ranks = tuple(columns) if me in columns else tuple(rank for rank, cut in cuts.items() if cut == want)
+        load = loads.setdefault((me in columns, ranks), _Load(Layout(), ranks, ranks.index(me), []))
+        load.layout.add(file, _parts.part(tensor, want))
+        if me in columns:
+            load.matrices.append(_columns().Matrix(file, tensor.offset, columns, load.layout.places[-1]))
+    return [loads[key] for key in sorted(loads, key=lambda key: (len(key[1]) == 1, key))]
+
+
+def _agreed(team: Team, headers: Sequence[Header], mine: list[Cut | Skip]) -> list[list[Any]]:
+    """What each rank wants of each tensor. All must see the same files."""
+    seen = {os.path.basename(header.path): [header.size, hashlib.sha256(repr(header.tensors).encode()).hexdigest()] for header in headers}
+    wants: Any = None if all(want is None for want in mine) else ["skip" if isinstance(want, Skip) else want for want in mine]
+    cuts = []
+    for rank, text in enumerate(team.gather(json.dumps({"files": seen, "wants": wants}))):
+        said = json.loads(text)
+        for name in sorted(seen.keys() | said["files"].keys()):
+            here, there = seen.get(name), said["files"].get(name)
+            if here != there:
+                raise GroupError(
+                    f"the ranks of the group do not see the same files: {name} is {_seen(here)} on rank {team.rank} and {_seen(there)} on rank {rank}: "
+                    "give all of them the same path and names"
+                )
+        cuts.append([None] * len(mine) if said["wants"] is None else [_cut(want) for want in said["wants"]])
+    return cuts
+
+
+def _seen(file: list[Any] | None) -> str:
+    return "not there" if file is None else f"of {file[0]} bytes with the header {file[1][:8]}"
+
+
+def _cut(want: Any) -> Any:
+    return _parts.SKIP if want == "skip" else want if want is None else tuple(tuple(dimension) for dimension in want)
+
+
+class _Opening:
+    """A reader that another thread opens, which takes milliseconds of pinning, while headers are read and memory is
+    allocated."""
+
+    def __init__(self, device: int, method: str, team: Team | None) -> None:
+        self._future: Future[Reader] = Future()
+        readers = None if team is None or "LOCAL_WORLD_SIZE" in os.environ else team.size
+        threading.Thread(target=self._open, args=(device, method, readers), name="hbmfs-open", daemon=True).start()
+
+    def _open(self, device: int, method: str, readers: int | None) -> None:
+        try:
+            self._future.set_result(open_reader(device, method, readers))
+        except BaseException as err:  # noqa: BLE001 (raised by who waits)
+            self._future.set_exception(err)
+
+    def result(self) -> Reader:
+        return self._future.result()
+
+    def __enter__(self) -> _Opening:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._future.done():
+            self._close(self._future)
+        else:
+            # Ctrl-C, or a bad header, does not wait for CUDA: the thread closes what it then has.
+            self._future.add_done_callback(self._close)
+
+    @staticmethod
+    def _close(future: Future[Reader]) -> None:
+        if future.exception() is None:  # an exception that is under way says more than one of closing
+            unheard("the reader of weights", future.result().close)
+
+
+def _read(
+    loads: Sequence[_Load],
+    files: Sequence[File],
+    blocks: list[Any],
+    library: _Torch | _Numpy,
+    progress: Progress,
+    exchange: Exchange | None,
+    begun: Begun,
+) -> dict[str, Any]:
+    """Reads this rank's share of everything, and waits until the others' is here, too."""
+    weights = dict[str, Any]()
+    with Transfer(sum(map(_bytes, loads)), progress, "weights", None if exchange is None else exchange.check) as transfer:
+        first = 0
+        for load in loads:
+            for block, size in enumerate(load.sizes(), first):
+                if block == len(blocks):
+                    blocks.append(library.allocate(size))  # meanwhile the link works on what was begun
+                if not load.matrices:
+                    _read_block(load, block - first, size, files, blocks[block], library, transfer, exchange)
+            if load.matrices:
+                assert exchange is not None
+                _columns().read(load.matrices, load.ranks, load.me, files, blocks[first:], library.allocate, transfer, exchange)
+            first += len(load.layout.blocks)
+        # The last bytes arrive while the views are made.
+        first = 0
+        for load in loads:
+            weights |= {place.part.tensor.name: _view(place, blocks, first, library) for place in load.layout.places}
+            first += len(load.layout.blocks)
+        if begun is not None and exchange is None:
+            parts = [place.part for load in loads for place in load.layout.places]
+            begun(weights, dict(zip((part.tensor.name for part in parts), accumulate(part.length for part in parts), strict=True)))
+    if exchange is not None:
+        exchange.wait()
+    return weights
+
+
+def _read_block(
+    load: _Load, block: int, size: int, files: Sequence[File], memory: Any, library: _Torch | _Numpy, transfer: Transfer, exchange: Exchange | None
+) -> None:
+    """Begins reading this rank's shares of a block, and gives them to the exchange."""
+    for begin, end in load.windows(size):
+        borders = _borders(load, begin, end)
+        for read in load.layout.within(block, borders[load.me], borders[load.me + 1]):
+            to = library.pointer(memory) + read.to
+            if len(read.offsets) == 1:
+                transfer.read(files[read.file], to, int(read.offsets[0]), read.run)
+            else:
+                transfer.gather(files[read.file], to, read.offsets, read.run)
+        if len(load.ranks) > 1:
+            assert exchange is not None
+            transfer.then(functools.partial(_give, exchange, memory, f"{block}/{begin}", load.ranks, borders))
+
+
+def _bytes(load: _Load) -> int:
+    """The bytes that this rank reads."""
+    if load.matrices:
+        return int(_columns().size(load.matrices, load.ranks, load.me))
+    total = 0
+    for block, size in enumerate(load.sizes()):
+        for begin, end in load.windows(size):
+            borders = _borders(load, begin, end)
+            total += sum(read.length for read in load.layout.within(block, borders[load.me], borders[load.me + 1]))
+    return total
+
+
+def _borders(load: _Load, begin: int, end: int) -> tuple[int, ...]:
+    """Where the shares of a window begin, and its end."""
+    each = (end - begin) // len(load.ranks)
+    return tuple(begin + each * number for number in range(len(load.ranks))) + (end,)
+
+
+def _give(exchange: Exchange, memory: Any, name: str, ranks: tuple[int, ...], borders: tuple[int, ...]) -> None:
+    """Gives a window that this rank has read its share of to the exchange."""
+    from ..group._group import Unit, Wave
+
+    begin = borders[0]
+    unit = Unit(memory[begin : borders[-1]], ranks, tuple(border - begin for border in borders))
+    exchange.have(Wave(f"{'+'.join(map(str, ranks))}/{name}", ranks, [unit]))
+
+
+def _view(place: Place, blocks: Sequence[Any], first: int, library: _Torch | _Numpy) -> Any:
+    part = place.part
+    try:
+        if part.length == 0:
+            return library.empty(part)
+        return library.view(blocks[first + place.block][place.offset : place.offset + part.length], part)
+    except (RuntimeError, ValueError, TypeError, OverflowError) as err:
+        raise FormatError(f"tensor {part.tensor.name!r} has the shape {list(part.tensor.shape)}, which no tensor can have: {err}") from None
+
+
+def _has_torch(device: int) -> bool:
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        if device == _device.CPU:
+            return False
+        raise UnavailableError("weights on a GPU are torch tensors, but torch is not installed: pip install torch") from None
+    return True
+
+
+class _Torch:
+    """Memory and views as torch has them."""
+
+    def __init__(self, device: str) -> None:
+        import torch
+
+        self._torch = torch
+        self._device = torch.device(device)
+
+    def check(self, tensor: Tensor) -> None:
+        if not hasattr(self._torch, _TORCH.get(tensor.dtype, "none")):
+            raise DtypeError(f"tensor {tensor.name!r} is of {tensor.dtype}, which torch {self._torch.__version__} does not have: leave it out by names")
+        if tensor.dtype == "F4" and tensor.shape[-1] % 2:
+            raise DtypeError(f"tensor {tensor.name!r} of F4 has the shape {list(tensor.shape)}, but torch packs two elements of a row in a byte")
+
+    def allocate(self, size: int) -> Any:
+        try:
+            return self._torch.empty(size, dtype=self._torch.uint8, device=self._device)
+        except self._torch.cuda.OutOfMemoryError as err:
+            raise OutOfMemoryError(f"{self._device} has no {size} bytes left for weights: {str(err).split('. ')[0]}") from None
+        except (RuntimeError, AssertionError) as err:
+            if "can't allocate memory" in str(err):
+                raise OutOfMemoryError(f"the host has no {size} bytes left for weights: load fewer by names") from None
+            raise DeviceError(f"torch cannot use {self._device}: {str(err).splitlines()[0]}") from err
+
+    def pointer(self, block: Any) -> int:
+        return int(block.data_ptr())
+
+    def view(self, data: Any, part: Part) -> Any:
+        return data.view(getattr(self._torch, _TORCH[part.tensor.dtype])).view(self._shape(part))
+
+    def empty(self, part: Part) -> Any:
+        return self._torch.empty(self._shape(part), dtype=getattr(self._torch, _TORCH[part.tensor.dtype]), device=self._device)
+
+    def _shape(self, part: Part) -> tuple[int, ...]:
+        return (*part.shape[:-1], part.shape[-1] // 2) if part.tensor.dtype == "F4" else part.shape
+
+
+class _Numpy:
+    """Memory and views as NumPy has them."""
+
+    def check(self, tensor: Tensor) -> None:
+        if tensor.dtype not in _NUMPY:
+            raise DtypeError(f"tensor {tensor.name!r} is of {tensor.dtype}, which NumPy does not have: install torch, or leave it out by names")
+
+    def allocate(self, size: int) -> Any:
+        try:
+            block = np.empty(size + 256, np.uint8)
+        except MemoryError:
+            raise OutOfMemoryError(f"the host has no {size} bytes left for weights: load fewer by names") from None
+        skew = -block.ctypes.data % 256
+        return block[skew : skew + size]
+
+    def pointer(self, block: Any) -> int:
+        return int(block.ctypes.data)
+
+    def view(self, data: Any, part: Part) -> Any:
+        return data.view(_NUMPY[part.tensor.dtype]).reshape(part.shape)
+
+    def empty(self, part: Part) -> Any:
+        return np.empty(part.shape, _NUMPY[part.tensor.dtype])

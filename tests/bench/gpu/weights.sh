@@ -1,0 +1,54 @@
+#!/bin/sh
+# weights.sh LIB OUT [TESTS]: weights into one GPU, into all GPUs of a host and into a model of Transformers, each beside its peers, in about 8 minutes.
+#   LIB     a built libhbmfs.so (`make lib`)
+#   OUT     a folder for the tables and the JSON
+#   TESTS   `go test -c -o TESTS ./cufile/internal/source`: columns of a matrix by as many threads as a reader has
+#   WHEELS  in the environment: a folder of wheels of peers (kvikio, InstantTensor, Run:ai's streamer, fastsafetensors), which are not downloaded
+# A peer takes part where it can be imported. It needs 18 GB of disk below TMPDIR, as much of /dev/shm, and as much memory for the page cache.
+set -eu
+
+lib=$(realpath "$1")
+mkdir -p "$2"
+out=$(realpath "$2")
+tests=${3:+$(realpath "$3")}
+here=$(cd "$(dirname "$0")" && pwd)
+work=$(mktemp -d "${TMPDIR:-/tmp}/hbmfs-weights-XXXXXX")
+trap 'rm -rf "$work"' EXIT
+export HBMFS_LIBRARY="$lib" PYTHONPATH="$here/../../../python${PYTHONPATH:+:$PYTHONPATH}" PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+if [ -n "${WHEELS:-}" ]; then
+    python3 -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --target "$work/site" "$WHEELS"/*.whl
+    PYTHONPATH="$PYTHONPATH:$work/site"
+fi
+
+gpus=$(nvidia-smi -L | wc -l)
+{
+    nvidia-smi --query-gpu=name,driver_version,pcie.link.gen.max,pcie.link.width.max --format=csv,noheader
+    python3 -c 'import torch, os; print("torch", torch.__version__, "CPUs", os.cpu_count())'
+    uname -r
+} | tee "$out/weights-machine.txt"
+
+failed=0
+measure() { # NAME SECONDS SCRIPT FLAGS...: the table, and the JSON without which it failed
+    name=$1
+    rm -f "$out/weights-$name.json" # one that is there at the end is this run's
+    seconds=$2
+    script=$3
+    shift 3
+    timeout "$seconds" python3 -W ignore "$here/$script" --dir "$work" --json "$out/weights-$name.json" "$@" 2>&1 | tee "$out/weights-$name.txt"
+    [ -s "$out/weights-$name.json" ] || { echo "weights-$name: no result"; failed=1; }
+}
+
+if [ -n "$tests" ]; then
+    (cd "$work" && "$tests" -test.run none -test.bench Columns -test.cpu 1,4,12 -test.benchtime 150ms) 2>&1 | grep Columns | tee "$out/weights-columns.txt"
+fi
+measure loaders 300 loaders.py
+if [ "$gpus" -gt 1 ]; then
+    measure group 330 group.py --cold
+fi
+if python3 -c 'import transformers, accelerate' 2>/dev/null; then
+    measure transformers 200 transformers_check.py --rounds 7
+else
+    echo "transformers or accelerate cannot be imported: from_pretrained was not measured"
+fi
+echo "weights: $([ $failed -eq 0 ] && echo done || echo FAILED)"
+exit $failed

@@ -1,9 +1,0 @@
-package datasets_test
-
-import (
-	"testing"
-
-	"github.com/hbmfs/hbmfs/tests/python/themes"
-)
-
-func TestPythonDatasets(t *testing.T) { themes.Run(t, "datasets") }

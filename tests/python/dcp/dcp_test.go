@@ -1,9 +1,0 @@
-package dcp_test
-
-import (
-	"testing"
-
-	"github.com/hbmfs/hbmfs/tests/python/themes"
-)
-
-func TestPythonDCP(t *testing.T) { themes.Run(t, "dcp") }

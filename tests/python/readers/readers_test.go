@@ -1,9 +1,0 @@
-package readers_test
-
-import (
-	"testing"
-
-	"github.com/hbmfs/hbmfs/tests/python/themes"
-)
-
-func TestPythonReaders(t *testing.T) { themes.Run(t, "readers") }

@@ -1,0 +1,52 @@
+"""What the comparisons of loaders in tests/bench/gpu keep, without a GPU: nothing of a loader may be there when the next one begins."""
+
+import sys
+import time
+import types
+from pathlib import Path
+
+import torch
+
+sys.path.append(str(Path(__file__).parents[2] / "bench" / "gpu"))
+from torch_weights import Clock, Lent, compared
+
+
+class Owner:
+    """A loader that keeps its tensors' memory until it is closed, as that of fastsafetensors does."""
+
+    def __init__(self, held):
+        self.held = held
+        held.append(self)
+
+    def close(self):
+        self.held.remove(self)
+
+
+def test_the_memory_of_each_loader_is_free_before_the_next_one(capsys):
+    held, expected = [], {"a": torch.ones(3, dtype=torch.bfloat16)}
+
+    def load(found=1):
+        assert not held
+        return Lent({"a": found * expected["a"]}, Owner(held))
+
+    def fail():
+        assert not held
+        raise RuntimeError("not now")
+
+    ways = dict(compared([("one", load), ("other bytes", lambda: load(2)), ("fails", fail), ("two", load)], expected))
+    assert list(ways) == ["one", "two"], capsys.readouterr().out
+    clock = Clock("cpu", 6)
+    for _ in range(3):
+        for name, way in ways.items():
+            clock.measure(name, way)
+    assert not held and len(clock.rows["two"]["seconds"]) == 3
+
+
+def test_memory_that_was_freed_is_wiped_before_the_next_load_begins(monkeypatch):
+    done = []
+    for name in ("empty_cache", "synchronize"):
+        monkeypatch.setattr(torch.cuda, name, lambda name=name: done.append(name))
+    clock = types.SimpleNamespace(perf_counter=time.perf_counter, process_time=time.process_time, sleep=lambda seconds: done.append(seconds >= 0.03))
+    monkeypatch.setattr("torch_weights.time", clock)
+    Clock("cuda:0", 6).measure("one", lambda: done.append("load"))
+    assert done[: done.index("load")] == ["empty_cache", "synchronize", True, "synchronize"]
