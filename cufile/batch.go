@@ -75,7 +75,7 @@ func (b *Batch) check(to *Target) (d crew.Destination, err error) {
 			return d, fmt.Errorf("read %s: %w: it is of another device's reader than %s", f.name, ErrMemory, b.Files[0].name)
 		}
 	}
-	if d, err = r.destination(to, b.Element, b.row(to)); err != nil || n == 0 || to.Length == 0 {
+	if d, err = r.destination(to, b.Element, b.row(to)); err != nil || !slices.ContainsFunc(b.Starts, func(start int64) bool { return start != Unread }) {
 		return d, err
 	}
 	if d.Form != nil && d.Form.Row > 0 {
