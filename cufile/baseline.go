@@ -21,7 +21,7 @@ func (r *Reader) Wall(ctx context.Context, during time.Duration) (float64, error
 // Plain reads a range as a program does that knows nothing of GPUs: one thread, read into ordinary memory, then a
 // copy to HBM, block after block. The paths are compared with it. On the host there is no copy.
 func (f *File) Plain(ctx context.Context, offset, n int64) error {
-	spans, err := f.rows([]int64{offset}, n)
+	spans, err := f.rows(nil, []int64{offset}, n)
 	if err != nil || n == 0 {
 		return err
 	}

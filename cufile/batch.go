@@ -44,13 +44,7 @@ func BeginBatch(ctx context.Context, to Target, b *Batch, said *Sequences) (*Req
 	}
 	r := files[0].r
 	s := &scattering{r: r, files: files}
-	s.locate = func() ([]part, error) {
-		if s.room, _ = r.spans.Get().(*[]source.Span); s.room == nil {
-			s.room = new([]source.Span)
-		}
-		*s.room = slices.Grow((*s.room)[:0], len(b.Starts))
-		return b.parts(&to, *s.room)
-	}
+	s.locate = func() ([]part, error) { return b.parts(&to, s.memory(len(b.Starts))) }
 	return s.begin(ctx, to.Stream, func() (err error) {
 		if s.to, err = b.check(&to); err == nil && said != nil {
 			s.also, err = r.sequences.Prepare(said, to.Memory)

@@ -36,7 +36,7 @@ type Request struct {
 func (f *File) BeginGather(ctx context.Context, to Target, offsets []int64, length int64) (*Request, error) {
 	s := &scattering{r: f.r, files: []*File{f}}
 	return s.begin(ctx, to.Stream, func() error {
-		spans, err := f.rows(offsets, length)
+		spans, err := f.rows(s.memory(len(offsets)), offsets, length)
 		if err != nil {
 			return err
 		}
@@ -57,17 +57,12 @@ func (s *scattering) begin(ctx context.Context, stream *uintptr, check func() er
 		}
 	}
 	d := s.r.device
-	var err error
-	if check != nil {
-		err = d.Within(check)
-	}
-	if err == nil {
-		s.to.After, err = d.Mark(stream)
-	}
+	after, err := d.Mark(stream, check)
 	if err != nil {
 		leave(s.files)
 		return nil, err
 	}
+	s.to.After = after
 	ctx, cancel := context.WithCancel(ctx)
 	q := &Request{cancel: cancel, done: make(chan struct{})}
 	for _, f := range s.files {
@@ -83,7 +78,7 @@ func (s *scattering) begin(ctx context.Context, stream *uintptr, check func() er
 			err = ctx.Err()
 		}
 		q.result, q.err = result, err
-		d.Unmark(s.to.After)
+		d.Unmark(after)
 		if s.room != nil {
 			s.r.spans.Put(s.room)
 		}

@@ -3,6 +3,7 @@ package cufile
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 
 	"github.com/hbmfs/hbmfs/cufile/internal/crew"
@@ -34,6 +35,15 @@ type scattering struct {
 	parts []part
 	rows  []mapped.Rows  // of parts
 	room  *[]source.Span // memory of the parts' spans, which is used again; may be nil
+}
+
+// memory is for n spans, until the request has ended.
+func (s *scattering) memory(n int) []source.Span {
+	if s.room, _ = s.r.spans.Get().(*[]source.Span); s.room == nil {
+		s.room = new([]source.Span)
+	}
+	*s.room = slices.Grow((*s.room)[:0], n)
+	return *s.room
 }
 
 // look finds the spans, and what else is to be written.

@@ -31,7 +31,7 @@ func (f *File) Gather(ctx context.Context, offsets []int64, length int64) (*View
 
 // reserve checks a request and takes memory of the arena for it. Nothing is under way when it fails.
 func (f *File) reserve(ctx context.Context, offsets []int64, length int64) (*View, []source.Span, error) {
-	spans, err := f.rows(offsets, length)
+	spans, err := f.rows(nil, offsets, length)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -259,13 +259,15 @@ func bytesOf(pieces []source.Piece) (n int64) {
 	return n
 }
 
-// rows gives spans of length bytes that land one after the other. It refuses those that the file does not have, with ErrOutOfRange.
-func (f *File) rows(offsets []int64, length int64) ([]source.Span, error) {
+// rows appends spans of length bytes that land one after the other. It refuses those that the file does not have, with ErrOutOfRange.
+func (f *File) rows(list []source.Span, offsets []int64, length int64) ([]source.Span, error) {
 	if length < 0 {
 		return nil, fmt.Errorf("read %s: a length of %d bytes: %w", f.name, length, ErrOutOfRange)
 	}
-	spans := source.Rows(offsets, length)
-	return spans, f.insideAll(spans)
+	for i, offset := range offsets {
+		list = append(list, source.Span{Offset: offset, N: length, To: int64(i) * length})
+	}
+	return list, f.insideAll(list)
 }
 
 func (f *File) insideAll(spans []source.Span) error {
