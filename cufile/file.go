@@ -159,11 +159,12 @@ type FileInfo struct {
 	Generation  uint64 // equal for equal content; 0 where unknown
 	Runs        int64  // that the file is made of
 	Note        string // why it is read through the mount; empty as a rule
+	Seen        bool   // the last request found all of its bytes registered, or mapped: then Prefetch does nothing
 }
 
 // Info describes the file. It asks neither the daemon nor the kernel.
 func (f *File) Info() FileInfo {
-	info := FileInfo{Size: f.Size(), Tokens: -1, Runs: 1, Note: f.note}
+	info := FileInfo{Size: f.Size(), Tokens: -1, Runs: 1, Note: f.note, Seen: f.seen.Load()}
 	if s, ok := f.source.(interface{ Told() *control.FileInfo }); ok {
 		told := s.Told()
 		info.Mounted, info.Runs = true, told.Runs

@@ -29,7 +29,7 @@ func (f *File) Prefetch(ctx context.Context, spans []Span) error {
 	if err := f.insideAll(soon); err != nil {
 		return fmt.Errorf("prefetch: %w", err)
 	}
-	if f.Seen() {
+	if f.seen.Load() { // what a plan names is there
 		return nil
 	}
 	if p, ok := f.source.(prefetcher); ok {
@@ -41,9 +41,6 @@ func (f *File) Prefetch(ctx context.Context, spans []Span) error {
 	}
 	return f.eachGroup(ctx, soon, func(pieces []source.Piece, _, _ bool) error { return advise(ctx, pieces) })
 }
-
-// Seen says whether the last request found all of its bytes registered: then what a plan names is there, and Prefetch does nothing.
-func (f *File) Seen() bool { return f.seen.Load() }
 
 // advise tells the kernel about pieces.
 func advise(ctx context.Context, pieces []source.Piece) error {
