@@ -76,6 +76,8 @@ type Backing struct {
 	look         sync.Mutex                 // held while it is looked at
 	Seen         atomic.Pointer[Registered] // where a device sees it; nil where it is not mapped
 
+	shared *description // what FD is of; nil where no other reader may use it
+
 	mu       sync.Mutex
 	directFD int // O_DIRECT, opened on demand: 0 not tried, -1 refused
 }
@@ -136,8 +138,12 @@ func (b *Backing) Direct() (int, bool) {
 }
 
 // Close needs that no cuFile handle is left.
-func (b *Backing) Close() error {
-	err := unix.Close(b.FD)
+func (b *Backing) Close() (err error) {
+	if b.shared != nil {
+		err = shared.leave(b)
+	} else {
+		err = unix.Close(b.FD)
+	}
 	b.FD = -1
 	if b.directFD > 0 {
 		err = errors.Join(err, unix.Close(b.directFD))
