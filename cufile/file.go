@@ -41,14 +41,21 @@ func (r *Reader) Open(ctx context.Context, name string) (*File, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := r.add(name, s, note)
-	if r.opt.Path == Direct {
-		if note != "" {
-			return nil, errors.Join(fmt.Errorf("%w: direct for %s: it can only be %s", ErrUnavailable, name, note), f.Close())
-		}
-		if err := f.proveDirect(ctx); err != nil {
-			return nil, errors.Join(err, f.Close())
-		}
+	return r.admit(ctx, name, s, note)
+}
+
+// admit makes a File, if the path that was asked for is there for it.
+func (r *Reader) admit(ctx context.Context, name string, s source.File, note string) (*File, error) {
+	f, err := r.add(name, s, note), ctx.Err()
+	switch {
+	case err != nil || r.opt.Path != Direct:
+	case note != "":
+		err = fmt.Errorf("%w: direct for %s: it can only be %s", ErrUnavailable, name, note)
+	default:
+		err = f.proveDirect(ctx)
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
 	}
 	return f, nil
 }
@@ -125,25 +132,11 @@ func (r *Reader) OpenMany(ctx context.Context, names []string) ([]*File, []error
 		defer r.gate.Leave()
 		opened = r.opener.OpenMany(ctx, names)
 	}
-	for i, s := range opened {
-		name := names[i]
-		if s != nil {
-			files[i] = r.add(name, s, "")
-		}
-		switch {
-		case ctx.Err() != nil:
-			errs[i] = ctx.Err()
-			if files[i] != nil {
-				errs[i] = errors.Join(errs[i], files[i].Close())
-				files[i] = nil
-			}
-		case files[i] == nil: // it is no such file, or cannot be opened, and Open says why
+	for i, name := range names {
+		if opened[i] == nil { // it is no such file, or cannot be opened, and Open says why
 			files[i], errs[i] = r.Open(ctx, name)
-		case r.opt.Path == Direct:
-			if errs[i] = files[i].proveDirect(ctx); errs[i] != nil {
-				errs[i] = errors.Join(errs[i], files[i].Close())
-				files[i] = nil
-			}
+		} else {
+			files[i], errs[i] = r.admit(ctx, name, opened[i], "")
 		}
 	}
 	return files, errs

@@ -229,7 +229,7 @@ func (r *Reader) startGPU(ctx context.Context) error {
 // startOnCrew makes what works by the crew's threads.
 func (r *Reader) startOnCrew(ctx context.Context) (err error) {
 	o := &r.opt
-	r.staged = staged.New(staged.Options{Crew: r.crew, CUDA: r.device.CUDA, Host: o.Device == HostDevice, Threads: o.Threads, Slot: o.Slot, Adapt: o.adapt, Readers: o.Readers})
+	r.staged = staged.New(staged.Options{Crew: r.crew, CUDA: r.device.CUDA, Threads: o.Threads, Slot: o.Slot, Adapt: o.adapt, Readers: o.Readers})
 	r.widen = widen.New(r.crew, o.Threads)
 	r.sequences = sequences.New(r.device, r.crew, o.Threads)
 	r.arena, err = arena.New(ctx, arena.Options{Device: r.device, Crew: r.crew, Threads: o.Threads, Step: o.Slot, Bytes: o.Arena})

@@ -242,7 +242,7 @@ func (t *transfer) stage(ctx context.Context, pieces []source.Piece) error {
 		path = Host
 	}
 	n, err := r.staged.Move(ctx, &t.to, pieces, t.cold, func() int { return t.f.readers(ctx) })
-	t.Moved.count(path, n)
+	t.Moved.count(path, n) // with an error it counts for nothing
 	if err == nil && r.copied != nil && n < copied.SmallRow*int64(len(pieces)) {
 		err = r.copied.Map(pieces)
 	}

@@ -48,13 +48,9 @@ func (m *Mover) Move(ctx context.Context, to *crew.Destination, list []source.Pi
 
 // unchanged fails when the file of a piece has changed since it was opened.
 func unchanged(list []source.Piece) error {
-	seen, last := map[*source.Backing]bool{}, (*source.Backing)(nil)
-	for i := range list {
-		if b := list[i].File; b != last && !seen[b] {
-			if err := b.Unchanged(); err != nil {
-				return err
-			}
-			seen[b], last = true, b
+	for _, b := range source.FilesOf(list) {
+		if err := b.Unchanged(); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -19,20 +19,22 @@ type Piece struct {
 	N      int64
 }
 
+// FilesOf gives each file of pieces once.
+func FilesOf(pieces []Piece) (files []*Backing) {
+	seen, last := map[*Backing]bool{}, (*Backing)(nil)
+	for i := range pieces {
+		if b := pieces[i].File; b != last && !seen[b] {
+			files, seen[b], last = append(files, b), true, b
+		}
+	}
+	return files
+}
+
 // Span is a range of a file, and where in the destination it goes.
 type Span struct {
 	Offset int64
 	N      int64
 	To     int64
-}
-
-// Rows are the spans of n bytes that begin at offsets, and land one after the other.
-func Rows(offsets []int64, n int64) []Span {
-	rows := make([]Span, len(offsets))
-	for i, offset := range offsets {
-		rows[i] = Span{offset, n, int64(i) * n}
-	}
-	return rows
 }
 
 // spans are ranges of a file.

@@ -5,7 +5,6 @@ package widen
 import (
 	"context"
 	"fmt"
-	"unsafe"
 
 	"github.com/hbmfs/hbmfs/cufile/internal/crew"
 	"github.com/hbmfs/hbmfs/cufile/internal/driver"
@@ -102,13 +101,6 @@ func (m *Mover) Move(ctx context.Context, to *crew.Destination, from *crew.Desti
 	})
 }
 
-// Entry is a piece in the kernel's table, see widen.cu.
-type Entry struct {
-	From  driver.Pointer
-	At    int64
-	Bytes uint64
-}
-
 // launchBytes is the most of one entry, so that no warp works long after the others.
 const launchBytes = 32 << 10
 
@@ -126,13 +118,13 @@ func (m *Mover) launch(w *crew.Worker, to *crew.Destination, from driver.Pointer
 		if err := to.Ready(w); err != nil {
 			return err
 		}
-		table := unsafe.Slice((*Entry)(unsafe.Pointer(unsafe.SliceData(slot.Memory))), len(slot.Memory)/int(unsafe.Sizeof(Entry{}))) // slots begin with a page
+		table := driver.Pieces(slot.Memory)
 		count := 0
 		for ; len(spans) > 0 && count < len(table); count++ {
 			s := &spans[0]
 			n := min(s.N-skip, launchBytes)
 			at, bytes := to.Form.Piece(s.To+skip, n)
-			table[count] = Entry{from, at, bytes}
+			table[count] = driver.Piece{From: from, To: driver.Pointer(at), N: int64(bytes)}
 			from += driver.Pointer(n)
 			if skip += n; skip == s.N {
 				spans, skip = spans[1:], 0
