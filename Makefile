@@ -224,12 +224,14 @@ test-cluster: $(CLUSTER)/kubernetes $(CLUSTER)/helm cluster-images $(if $(FORMER
 	@tools/need.sh fuse cluster
 	HBMFS_CLUSTER=$(abspath $(CLUSTER)) HBMFS_CLUSTER_LOGS=$(abspath $(CLUSTER)/logs) HBMFS_CLUSTER_EARLIER=$(abspath $(FORMER)) HBMFS_SEED=$(SEED) $(GO) test -count=1 -v -timeout 2h $(CLUSTERFLAGS) ./tests/cluster
 
-bench: build ## Measure the mount against direct reads and write docs/benchmarks.md (about 5 minutes)
-	@tools/need.sh fuse
+bench: build lib ## Measure the mount against direct reads and write docs/benchmarks.md, then random batches of many shards (15 minutes)
+	@tools/need.sh fuse python
 	@mkdir -p $(CACHE)
 	$(STATIC) -o $(CACHE)/bench ./tests/bench
 	$(STATIC) -o $(CACHE)/loopback ./tests/bench/loopback
 	$(CACHE)/bench --hbmfs bin/hbmfs --loopback $(CACHE)/loopback --docs docs $(BENCHFLAGS)
+	@tests/venv.sh $(VENV)
+	HBMFS_LIBRARY=$(abspath bin/libhbmfs.so) PYTHONPATH=python $(VENV)/bin/python -W ignore tests/bench/shards.py bin/hbmfs
 
 bench-shards: build lib ## Measure random batches of many shards on the host beside np.memmap, a DataLoader, MosaicML Streaming and LitData (15 minutes)
 	@tools/need.sh fuse python

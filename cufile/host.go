@@ -2,6 +2,7 @@ package cufile
 
 import (
 	"context"
+	"slices"
 
 	"github.com/hbmfs/hbmfs/cufile/internal/copied"
 	"github.com/hbmfs/hbmfs/cufile/internal/crew"
@@ -15,6 +16,15 @@ const (
 	coldRows     = 8
 	coldRequests = 32
 )
+
+// quickBytes is what is copied while a request begins: waking another thread takes as much CPU time as copying some hundred kilobytes.
+const quickBytes = 1 << 20
+
+// copiedAtOnce says whether the thread that begins a request copies its rows: they are few bytes, and the last request of each file found all of its own
+// in the page cache.
+func (s *scattering) copiedAtOnce() bool {
+	return s.r.copied != nil && len(s.to.Host) <= quickBytes && !slices.ContainsFunc(s.files, func(f *File) bool { return !f.seen.Load() })
+}
 
 // scatterHost copies the rows of mapped files to memory of the host, and reads the others.
 func scatterHost(ctx context.Context, to crew.Destination, parts []part) (total Result, err error) {
@@ -65,7 +75,7 @@ func (f *File) copyRows(to *crew.Destination, spans []source.Span, total *Result
 	if cold > int64(len(spans)/coldRows) {
 		f.cold.Store(coldRequests)
 	}
-	f.seen.Store(len(rows[0].Missing) == 0 && f.cold.Load() == 0)
+	f.seen.Store(len(rows[0].Missing) == 0 && cold == 0)
 	if n := size - sizeOf(rows[0].Missing); n > 0 {
 		moved, choice := Moved{}, Choice{Host, onHost}
 		moved.count(Host, n)

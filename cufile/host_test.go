@@ -73,3 +73,46 @@ func TestRowsOnTheHostThatComeFromTheDisk(t *testing.T) {
 		}
 	}
 }
+
+// TestSmallBatchesOnTheHostWakeNoThread begins requests of a file whose rows were found in the page cache: they are done at once. One that is large, or
+// behind a cold one, is left to other threads.
+func TestSmallBatchesOnTheHostWakeNoThread(t *testing.T) {
+	file, data := randomFile(t, 4<<20, 53)
+	r := newReader(t, Options{Device: HostDevice, Threads: 2, Arena: 1 << 20})
+	f := openFileIn(t, r, file)
+	to := newMemory(t, r, 2*quickBytes, 0)
+	_, err := f.GatherInto(t.Context(), Target{Memory: Memory{Pointer: to.Memory.Pointer, Length: 1000}}, []int64{0}, 1000) // which maps the file
+	must(t, err)
+	for _, c := range []struct {
+		rows   int64
+		cold   bool
+		atOnce bool
+	}{{64, false, false}, {64, false, true}, {2 * quickBytes >> 12, false, false}, {64, true, false}} {
+		if c.cold {
+			f.cold.Store(1)
+			f.seen.Store(false)
+		}
+		offsets := make([]int64, c.rows)
+		for i := range offsets {
+			offsets[i] = int64(i) << 12
+		}
+		target := Target{Memory: Memory{Pointer: to.Memory.Pointer, Length: c.rows << 12}}
+		if at := (&scattering{r: r, files: []*File{f}, to: r.memory(target.Memory)}).copiedAtOnce(); at != c.atOnce {
+			t.Errorf("%+v: at once: %v", c, at)
+		}
+		q, err := f.BeginGather(t.Context(), target, offsets, 1<<12)
+		must(t, err)
+		done := false
+		select {
+		case <-q.Done():
+			done = true
+		default:
+		}
+		if c.atOnce && !done {
+			t.Errorf("%+v: it is under way", c)
+		}
+		_, err = q.Result()
+		must(t, err)
+		to.holds(t, data[:c.rows<<12], false)
+	}
+}

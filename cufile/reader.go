@@ -358,9 +358,12 @@ func (r *Reader) forget(files []*source.Backing) error {
 
 // letGo gives cuFile handles back, and mappings of a cache's files, so that the files can be closed.
 func (r *Reader) letGo(ctx context.Context, files []*source.Backing) error {
-	files = slices.DeleteFunc(slices.Clone(files), func(b *source.Backing) bool { return r.mapped == nil || !b.Cached && !r.direct.Knows(b) })
+	files = slices.DeleteFunc(slices.Clone(files), func(b *source.Backing) bool { return !b.Cached && (r.direct == nil || !r.direct.Knows(b)) })
 	if len(files) == 0 {
 		return nil
+	}
+	if r.copied != nil {
+		return r.copied.Forget(files)
 	}
 	return r.mapped.Thread.Do(ctx, func(w *crew.Worker) error {
 		var errs []error

@@ -87,13 +87,18 @@ func (s *scattering) start(ctx context.Context, done func(Result, error)) {
 	}) {
 		return
 	}
-	go func() { // ended by ctx
+	all := func() {
 		if err := s.look(); err != nil {
 			done(Result{}, err)
 			return
 		}
 		done(s.rest(ctx, Result{}, s.parts))
-	}()
+	}
+	if s.copiedAtOnce() {
+		all()
+	} else {
+		go all() // ended by ctx
+	}
 }
 
 // rest moves what launch did not move, and writes what was not begun.

@@ -238,7 +238,7 @@ int32_t hbmfs_read_begin(hbmfs_handle file, uint64_t dst, int64_t dst_length, in
 /*
  * Starts reading count spans of length bytes, which begin at offsets, to dst, one after the other: a [count, length]
  * tensor. Spans may overlap and come in any order. widen is an hbmfs_widen; where it is not HBMFS_KEEP, length must be
- * whole elements.
+ * whole elements. On the host the function may read small batches before it returns, where the last one came from the page cache.
  */
 int32_t hbmfs_gather_begin(hbmfs_handle file, uint64_t dst, int64_t dst_length, const int64_t *offsets, int64_t count, int64_t length,
 			   int32_t widen, uint64_t stream, hbmfs_handle *request, hbmfs_failure *why);

@@ -26,7 +26,9 @@ type Mover struct {
 	off   bool      // the kernel does not copy: nothing is mapped
 	plans sync.Pool // of *plan: those that have ended
 
-	finding sync.Mutex // guards the Places of Maps
+	using      sync.RWMutex // held for reading by MoveRows: nothing is unmapped meanwhile
+	generation uint32       // of the mappings: Places are valid until one ends; guarded by using
+	finding    sync.Mutex   // guards the Places of Maps
 
 	mu    sync.Mutex // guards what follows
 	files map[*source.Backing][]byte
@@ -49,13 +51,13 @@ func copies() bool {
 // SmallRow is the mean length of rows in bytes from which on reading by pread is as fast.
 const SmallRow = 64 << 10
 
-// Map maps the files of pieces that were read, while these are open: rows of them need no descriptor then. Files of a cache are not
-// mapped, since the cache could not remove them. It fails where a file has changed.
+// Map maps the files of pieces that were read, while these are open: rows of them need no descriptor then. A mapping of a cache's file keeps its place on
+// the disk, so [Mover.Forget] ends it with the descriptor. It fails where a file has changed.
 func (m *Mover) Map(pieces []source.Piece) error {
 	last := (*source.Backing)(nil)
 	for i := range pieces {
 		b := pieces[i].File
-		if b == last || b.Inline || b.Cached {
+		if b == last || b.Inline {
 			continue
 		}
 		last = b
@@ -100,8 +102,10 @@ func addressOf(memory []byte) driver.Pointer {
 	return driver.Pointer(uintptr(unsafe.Pointer(unsafe.SliceData(memory))))
 }
 
-// Forget unmaps files that are about to be closed. No request reads them any more.
+// Forget unmaps files that are about to be closed. It waits for the rows that are being moved.
 func (m *Mover) Forget(files []*source.Backing) error {
+	m.using.Lock()
+	defer m.using.Unlock()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var errs []error
@@ -109,6 +113,7 @@ func (m *Mover) Forget(files []*source.Backing) error {
 		if memory := m.files[b]; memory != nil {
 			b.Seen.Store(nil)
 			delete(m.files, b)
+			m.generation++
 			m.room, m.full = m.room+1, false
 			errs = append(errs, unix.Munmap(memory))
 		}

@@ -48,6 +48,8 @@ func (m *Mover) MoveRows(to []byte, element int64, write Writer, rows []Rows) (c
 		p = &plan{}
 	}
 	defer m.end(p)
+	m.using.RLock()
+	defer m.using.RUnlock()
 	if err := m.find(p, rows, element); err != nil {
 		return 0, err
 	}
@@ -107,7 +109,7 @@ func (m *Mover) find(p *plan, rows []Rows, element int64) error {
 func (m *Mover) place(of *source.Map, offset int64, turn uint32) (at uintptr, n int64, err error) {
 	i := of.Find(offset)
 	run, place := &of.Runs[i], &of.Places[i]
-	if place.Turn == turn && place.Base != 0 {
+	if place.Turn == turn && place.Generation == m.generation && place.Base != 0 {
 		return uintptr(place.Base) + uintptr(offset-run.Logical), run.End() - offset, nil
 	}
 	b := of.Files[i]
@@ -120,7 +122,7 @@ func (m *Mover) place(of *source.Map, offset int64, turn uint32) (at uintptr, n 
 		return 0, 0, nil
 	}
 	if run.Inside(0, b.Length) {
-		place.Base, place.Turn = driver.Pointer(seen.At[0].Load())+driver.Pointer(run.Offset), turn
+		place.Base, place.Turn, place.Generation = driver.Pointer(seen.At[0].Load())+driver.Pointer(run.Offset), turn, m.generation
 	}
 	return uintptr(seen.At[0].Load()) + uintptr(from), n, nil
 }

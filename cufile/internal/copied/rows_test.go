@@ -131,6 +131,57 @@ func TestRowsOfACutFile(t *testing.T) {
 	}
 }
 
+// TestRowsOfACachesFilesThatComeAndGo unmaps files of a cache, as before their descriptors are closed, and maps others in their place, while rows of them
+// are moved. A row has the bytes of its file, or is missing.
+func TestRowsOfACachesFilesThatComeAndGo(t *testing.T) {
+	s := newShelf(t, 8, 20_000)
+	for _, f := range s.files {
+		f.Backing(nil).Cached = true
+	}
+	ended := make(chan struct{})
+	var wg sync.WaitGroup
+	for seed := range uint64(2) {
+		wg.Go(func() {
+			random := rand.New(rand.NewPCG(seed, 3))
+			for {
+				select {
+				case <-ended:
+					return
+				default:
+				}
+				rows, want := s.random(random, 50)
+				got := bytes.Clone(want)
+				for _, r := range rows { // which MoveRows must overwrite
+					clear(got[r.Spans[0].To:][:r.Spans[0].N])
+				}
+				if _, err := s.m.MoveRows(got, 1, nil, rows); err != nil {
+					t.Error(err)
+					return
+				}
+				for _, r := range rows {
+					if at := r.Spans[0]; r.Missing == nil && !bytes.Equal(got[at.To:][:at.N], want[at.To:][:at.N]) {
+						t.Error("wrong bytes")
+						return
+					}
+				}
+			}
+		})
+	}
+	random := rand.New(rand.NewPCG(5, 5))
+	for range 300 {
+		b := s.files[random.IntN(len(s.files))].Backing(nil)
+		if err := s.m.Forget([]*source.Backing{b}); err != nil || b.Seen.Load() != nil {
+			t.Errorf("a file that goes: %v", err)
+		}
+		b = s.files[random.IntN(len(s.files))].Backing(nil)
+		if err := s.m.Map([]source.Piece{{File: b, N: 1}}); err != nil || b.Seen.Load() == nil {
+			t.Errorf("a cache's file that is open is not mapped: %v", err)
+		}
+	}
+	close(ended)
+	wg.Wait()
+}
+
 // TestElementsAreNotCut has a run end within an element: the rest of the row is left to another way.
 func TestElementsAreNotCut(t *testing.T) {
 	s := newShelf(t, 1, 4096)

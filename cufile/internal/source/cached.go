@@ -114,6 +114,27 @@ func appendMissing(ranges []control.Range, mount *Backing, offset, n int64) []co
 // leaseUnused is for how long a file of a cache is leased that no request needs, while others may need its room.
 const leaseUnused = 10 * time.Second
 
+// leaseLongest is for how long a file of a cache stays leased that no request needs, even where the Reader asks for nothing more.
+const leaseLongest = time.Minute
+
+// shedLater sheds once in a while, as long as files of caches are open. The caller holds mu.
+func (h *Descriptors) shedLater() {
+	if h.shedding {
+		return
+	}
+	h.shedding = true
+	time.AfterFunc(leaseLongest, func() {
+		ctx, cancel := context.WithTimeout(context.Background(), answerTime)
+		defer cancel()
+		h.Shed(ctx, leaseLongest)
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		if h.shedding = false; h.cached > 0 {
+			h.shedLater()
+		}
+	})
+}
+
 // Shed closes files of caches that no request has used for so long, unless others are opened or closed just now.
 func (h *Descriptors) Shed(ctx context.Context, unused time.Duration) {
 	select {
@@ -128,7 +149,7 @@ func (h *Descriptors) Shed(ctx context.Context, unused time.Duration) {
 	for e := h.order.Back(); e != nil; {
 		b := e.Value.(*Backing)
 		e = e.Prev()
-		if b.Cached && b.pins == 0 && !b.used.IsZero() && b.used.Before(before) {
+		if b.Cached && b.pins == 0 && b.used.Before(before) {
 			h.remove(b)
 			victims = append(victims, b)
 		}

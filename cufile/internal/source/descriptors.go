@@ -32,6 +32,8 @@ type Descriptors struct {
 	inUse   int        // how many of them are in use
 	cached  int        // how many of them are a cache's
 	waiting bool       // the holder of turn waits for room: nobody pins before it does
+
+	shedding bool // a timer runs that sheds
 }
 
 // Lender opens backing files, and hears which of them have been closed.
@@ -283,7 +285,9 @@ func (h *Descriptors) evict(n int, cached bool) (victims []*Backing) {
 func (h *Descriptors) add(b *Backing) {
 	b.element = h.order.PushFront(b)
 	if b.Cached {
+		b.used = time.Now()
 		h.cached++
+		h.shedLater()
 	}
 	h.watch.opened(b)
 }

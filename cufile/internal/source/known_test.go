@@ -2,6 +2,7 @@ package source
 
 import (
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -57,4 +58,40 @@ func TestShed(t *testing.T) {
 	s.check(s.files[1])
 	h.Unpin([]*Backing{s.files[1], s.files[4]})
 	drop(t, h, s.files)
+}
+
+// TestNoLeaseIsKeptForEver gives files of a cache back that no request uses, also those that were opened ahead, and keeps one that is read from memory.
+func TestNoLeaseIsKeptForEver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newShelf(t, 4)
+		h := NewDescriptors(4, letNothing)
+		for _, b := range s.files {
+			b.Cached = true
+		}
+		if err := h.Pin(t.Context(), s.files[:3]); err != nil {
+			t.Fatal(err)
+		}
+		h.Unpin(s.files[:2])
+		if _, err := s.Open(t.Context(), s.files[3:]); err != nil {
+			t.Fatal(err)
+		}
+		if err := h.offer(t.Context(), s.files[3:]); err != nil {
+			t.Fatal(err)
+		}
+		for range 5 * leaseLongest / time.Second {
+			h.refresh(s.files[:1])
+			time.Sleep(time.Second)
+		}
+		synctest.Wait()
+		if s.now.Load() != 2 || s.files[0].FD < 0 || s.files[2].FD < 0 {
+			t.Errorf("%d of 4 are open, want the one that is read and the one that is pinned", s.now.Load())
+		}
+		h.Unpin(s.files[2:3])
+		time.Sleep(3 * leaseLongest)
+		synctest.Wait()
+		if s.now.Load() != 0 || h.shedding {
+			t.Errorf("%d are open for ever, or the timer runs on: %v", s.now.Load(), h.shedding)
+		}
+		drop(t, h, s.files)
+	})
 }

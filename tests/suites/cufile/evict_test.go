@@ -39,9 +39,7 @@ type evicting struct {
 // mountEvicting serves files over HTTP and mounts them.
 func mountEvicting(t *testing.T) *evicting {
 	t.Helper()
-	blackbox.NeedRoot(t)
-	m := &evicting{data: map[string][]byte{}}
-	index := map[string]map[string]string{"weight_map": {}}
+	files := map[string][]byte{}
 	random := rand.NewChaCha8([32]byte{11})
 	for i := range evictLong + evictShort {
 		name, data := fmt.Sprintf("long%02d", i), make([]byte, 3*evictSegment-1000*i)
@@ -51,7 +49,19 @@ func mountEvicting(t *testing.T) *evicting {
 		if _, err := random.Read(data); err != nil {
 			t.Fatal(err)
 		}
-		m.data[name], index["weight_map"][name] = data, name
+		files[name] = data
+	}
+	return mountRemote(t, files, evictCache)
+}
+
+// mountRemote serves files over HTTP and mounts them, with a cache of so many bytes.
+func mountRemote(t *testing.T, files map[string][]byte, size int, flags ...string) *evicting {
+	t.Helper()
+	blackbox.NeedRoot(t)
+	m := &evicting{data: files}
+	index := map[string]map[string]string{"weight_map": {}}
+	for name := range files {
+		index["weight_map"][name] = name
 	}
 	listed, err := json.Marshal(index)
 	if err != nil {
@@ -72,8 +82,8 @@ func mountEvicting(t *testing.T) *evicting {
 	}))
 	t.Cleanup(server.Close)
 	b := blackbox.Given(t)
-	m.Mount, err = b.Mount(t.Context(), server.URL, t.TempDir(), "--cache-dir", t.TempDir(),
-		"--cache-segment", fmt.Sprint(evictSegment), "--cache-size", fmt.Sprint(evictCache), "--cache-min-free", "1")
+	m.Mount, err = b.Mount(t.Context(), server.URL, t.TempDir(), append(flags, "--cache-dir", t.TempDir(),
+		"--cache-segment", fmt.Sprint(evictSegment), "--cache-size", fmt.Sprint(size), "--cache-min-free", "1")...)
 	if err != nil {
 		t.Fatal(err)
 	}
