@@ -45,6 +45,8 @@ const (
 	TypeTouches                         //
 	TypeBring                           // R -> BROUGHT: what others have read is to come, or how much of it is here
 	TypeBrought                         //
+	TypeChanges                         // R -> CHANGED: which files of the source have changed, and a counter of changes
+	TypeChanged                         //
 )
 
 // Sizes and limits of frames, bytes.

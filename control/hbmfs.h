@@ -143,7 +143,9 @@ enum hbmfs_type {
 	HBMFS_RECORD,
 	HBMFS_TOUCHES,
 	HBMFS_BRING,
-	HBMFS_BROUGHT
+	HBMFS_BROUGHT,
+	HBMFS_CHANGES,
+	HBMFS_CHANGED
 };
 
 struct hbmfs_header {
@@ -166,6 +168,7 @@ HBMFS_ASSERT(sizeof(struct hbmfs_hello) == 56);
 #define HBMFS_WELCOME_READ_ONLY 1u /* opening a descriptor again for writing is EROFS */
 #define HBMFS_WELCOME_DRAFTS    2u /* the mount is a checkpoint volume: BEGIN makes a draft in it */
 #define HBMFS_WELCOME_KV        4u /* the mount is a KV volume: KV_OPEN opens a namespace of it */
+#define HBMFS_WELCOME_CHANGES   8u /* the daemon answers CHANGES */
 
 struct hbmfs_welcome {
 	uint16_t version;
@@ -468,6 +471,38 @@ struct hbmfs_kv_verified {
 	uint64_t damaged; /* blocks that are gone now */
 };
 HBMFS_ASSERT(sizeof(struct hbmfs_kv_verified) == 56);
+
+#define HBMFS_CHANGES_COUNTER 1u /* the counter is wanted */
+
+struct hbmfs_changes {
+	uint32_t flags;
+	uint32_t reserved;
+	uint64_t from;
+};
+HBMFS_ASSERT(sizeof(struct hbmfs_changes) == 16);
+
+struct hbmfs_changed { /* behind it count struct hbmfs_change, and the names */
+	uint64_t next;
+	uint32_t more;
+	uint32_t count;
+	uint32_t withheld;
+	uint32_t reserved;
+};
+HBMFS_ASSERT(sizeof(struct hbmfs_changed) == 24);
+
+struct hbmfs_change {
+	uint64_t object;
+	uint32_t kind; /* 1 cut, 2 rewritten, 3 replaced, 4 removed */
+	uint32_t name; /* its length */
+	uint64_t ago;  /* ns */
+	uint64_t reserved;
+};
+HBMFS_ASSERT(sizeof(struct hbmfs_change) == 32);
+
+struct hbmfs_counter { /* what the descriptor of CHANGED shows; read both atomically */
+	uint64_t changes;
+	int64_t looked; /* CLOCK_MONOTONIC, ns */
+};
 
 struct hbmfs_error { /* behind it the text */
 	uint32_t error;

@@ -50,6 +50,8 @@ func TestTheHeaderForC(t *testing.T) {
 	want = (&KVAttach{1, 2}).AppendTo(want)
 	want = (&KVVerify{1, 2}).AppendTo(want)
 	want = (&KVVerified{1, 2, 3, 4, 5, 6, 7}).AppendTo(want)
+	want = (&AskChanges{true, 2}).AppendTo(want)
+	want = (&Changes{1, true, 3, []Change{{4, ChangeReplaced, 5, ""}}}).AppendTo(want)
 	want = (&Refusal{11, ""}).AppendTo(want)
 
 	program := filepath.Join(t.TempDir(), "wire")

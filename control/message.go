@@ -49,6 +49,9 @@ const WelcomeDrafts WelcomeFlags = 2
 // WelcomeKV says that the mount is a KV volume: KV_OPEN opens a namespace of it.
 const WelcomeKV WelcomeFlags = 4
 
+// WelcomeChanges says that the daemon answers CHANGES.
+const WelcomeChanges WelcomeFlags = 8
+
 // Welcome answers HELLO.
 type Welcome struct {
 	Version   uint16 // that the connection speaks

@@ -79,6 +79,8 @@ func codecs() []codec {
 		of("record part", &RecordPart{time.Unix(5, 6), 3, 9, true, touches}, ParseRecordPart),
 		of("bring", &Bring{true, touches}, ParseBring),
 		of("brought", &Brought{9, 5, 4, 1 << 40, []syscall.Errno{0, syscall.ESTALE}}, ParseBrought),
+		of("ask changes", &AskChanges{true, 7}, ParseAskChanges),
+		of("changes", &Changes{9, true, 2, []Change{{7, ChangeCut, 5, "a/b"}, {8, ChangeRemoved, 0, ""}}}, ParseChanges),
 		of("kv open", &KVOpen{2 << 20, 0o640, KVCreate | KVWrite, "llama"}, ParseKVOpen),
 		of("kv space", &KVSpace{1, 0o640, 2, 3, 4096, []KVTier{{KVMemory, 0, 1 << 30, 1 << 26, 5, 0}, {KVDisk, 1, 1 << 40, 1 << 30, 0, KVDirect}}}, ParseKVSpace),
 		of("kv keys", &KVKeys{1, KVPin, [][]byte{{0}, []byte("key")}}, ParseKVKeys),

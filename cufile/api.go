@@ -8,6 +8,7 @@ import (
 	"github.com/hbmfs/hbmfs/cufile/internal/direct"
 	"github.com/hbmfs/hbmfs/cufile/internal/driver"
 	"github.com/hbmfs/hbmfs/cufile/internal/sequences"
+	"github.com/hbmfs/hbmfs/cufile/internal/source"
 	"github.com/hbmfs/hbmfs/cufile/internal/widen"
 )
 
@@ -31,6 +32,8 @@ type (
 	Allocation = device.Allocation
 	// Widen converts elements on the device, after they have crossed the link.
 	Widen = widen.Kind
+	// ChangedError says what has become of a file at the source, and since when its bytes may be wrong. It wraps ErrShort or control.ErrStale.
+	ChangedError = source.ChangedError
 	// Sequences are the documents of a batch of tokens, for [BeginBatch].
 	Sequences = sequences.Sequences
 )

@@ -109,6 +109,7 @@ func (f *File) Close() (err error) {
 }
 
 func (f *File) release() error {
+	f.r.descriptors.Watch().Hear(context.Background())
 	leaving := f.source.Unshare()
 	errs := []error{f.r.forget(leaving), f.r.descriptors.Drop(leaving)}
 	if s, ok := f.source.(connected); ok {

@@ -79,7 +79,7 @@ func (s *scattering) start(ctx context.Context, done func(Result, error)) {
 			return
 		}
 		total, missing := s.took(err)
-		if len(missing) > 0 || s.also != nil && !s.also.Begun() {
+		if len(missing) > 0 || s.also != nil && !s.also.Begun() || s.news() {
 			go func() { done(s.rest(ctx, total, missing)) }() // ended by ctx
 			return
 		}
@@ -109,10 +109,36 @@ func (s *scattering) rest(ctx context.Context, total Result, missing []part) (Re
 	}
 	more, err := move(ctx, s.to, missing)
 	total.add(more)
+	if err == nil {
+		err = s.changed(ctx)
+	}
 	if err == nil && s.also != nil {
 		err = s.also.Finish(ctx, s.to.After)
 	}
 	return total, err
+}
+
+// news says whether a daemon has something to tell.
+func (s *scattering) news() bool {
+	return slices.ContainsFunc(s.parts, func(p part) bool { return p.file.r.descriptors.Watch().News() })
+}
+
+// changed says whether a file that the request has read is known to have changed by now.
+func (s *scattering) changed(ctx context.Context) error {
+	if !s.news() {
+		return nil
+	}
+	for _, p := range s.parts {
+		p.file.r.descriptors.Watch().Hear(ctx)
+		pieces, err := source.Pieces(ctx, p.file.source, p.spans, false)
+		if err == nil {
+			err = source.Changed(pieces)
+		}
+		if err != nil && !errors.Is(err, source.ErrMoved) {
+			return err
+		}
+	}
+	return nil
 }
 
 // took says what became of rows that the GPU may see: what was moved, and the spans that were not. With an error nothing was.

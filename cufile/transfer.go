@@ -121,6 +121,9 @@ func (f *File) eachGroup(ctx context.Context, spans []source.Span, fn func(piece
 			return fmt.Errorf("read %s: %w", f.name, ErrClosed)
 		}
 		pieces, err := source.Pieces(ctx, f.source, spans, inMount)
+		if err == nil {
+			err = source.Changed(pieces)
+		}
 		if err != nil {
 			return err
 		}

@@ -2,7 +2,9 @@ package fs
 
 import (
 	"crypto/rand"
+	"maps"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -18,6 +20,7 @@ type channel struct {
 	tickets  *tickets
 	prefetch *prefetcher
 	facts    sync.Map // node number to facts, for bodies that are long to walk
+	changes  changes
 
 	binding   atomic.Bool // the daemon is about to make the socket
 	bound     atomic.Bool // it is there
@@ -49,6 +52,7 @@ func newChannel() *channel {
 	}
 	_, _ = rand.Read(c.epoch[:]) // never fails: crypto/rand ends the program first
 	c.objects.init()
+	c.objects.numbered = c.changes.number
 	return c
 }
 
@@ -68,6 +72,7 @@ type objectIDs struct {
 	byID      map[uint64]*layout.Object
 	evictable []uint64                          // of segments, the oldest first
 	record    func(id uint64, o *layout.Object) // before anybody hears of a number; nil where the next daemon need not know
+	numbered  func(o *layout.Object)            // before anybody hears of a number
 }
 
 // mostEvictable bounds the numbers of segments. A reader that asks for a forgotten one gets ESTALE, as for an evicted one,
@@ -89,6 +94,9 @@ func (t *objectIDs) id(o *layout.Object) uint64 {
 	}
 	t.last++
 	t.byObject[o], t.byID[t.last] = t.last, o
+	if t.numbered != nil {
+		t.numbered(o)
+	}
 	if _, evictable := o.Origin.(pinner); evictable {
 		if t.evictable = append(t.evictable, t.last); len(t.evictable) > mostEvictable {
 			delete(t.byObject, t.byID[t.evictable[0]])
@@ -106,6 +114,13 @@ func (t *objectIDs) adopt(id uint64, o *layout.Object) {
 	if t.last = max(t.last, id); o != nil {
 		t.byObject[o], t.byID[id] = id, o
 	}
+}
+
+// all gives the objects that have a number.
+func (t *objectIDs) all() []*layout.Object {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.Collect(maps.Values(t.byID))
 }
 
 // object returns nil for a number that was never given, or is forgotten.

@@ -54,6 +54,9 @@ func (m *Mount) openForPeer(uid uint32, id uint64, o *layout.Object, a *answer) 
 			_ = unix.Close(fd) // opened for reading: nothing is lost
 		}
 	}
+	if errors.Is(err, cache.ErrChanged) {
+		m.control.changes.suspect(o)
+	}
 	switch {
 	case errors.Is(err, cache.ErrOtherMount):
 		out.Errno = syscall.EXDEV

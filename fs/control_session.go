@@ -67,6 +67,7 @@ type session struct {
 	drafts  *drafts.Session     // nil before the first frame of a draft
 	kv      *kv.Session         // nil before the first frame of a KV volume
 
+	watches   bool          // the peer was given the counter of changes
 	record    *store.Record // that the connection has begun, or nil
 	recordEnd func()
 }
@@ -129,6 +130,9 @@ func (s *session) end() {
 		s.kv.End()
 	}
 	s.endRecord()
+	if s.watches {
+		s.channel.changes.end()
+	}
 	s.channel.prefetch.endPlan(planner{s.peer.uid, s})
 	s.channel.sessions.Book(s.peer.uid, -1)
 	if s.usage != nil {
@@ -246,6 +250,8 @@ func (s *session) answer(ctx context.Context, h control.Header, payload []byte, 
 		return s.touches(ctx, payload, a)
 	case control.TypeBring:
 		return s.bring(ctx, payload, a)
+	case control.TypeChanges:
+		return s.changes(ctx, payload, a)
 	case control.TypeReaders:
 		if len(payload) > 0 {
 			return errProtocol
@@ -299,6 +305,9 @@ func (s *session) hello(payload []byte, a *answer) error {
 	}
 	if s.mount.opt.KV != nil {
 		welcome.Flags |= control.WelcomeKV
+	}
+	if s.channel.changes.file != nil {
+		welcome.Flags |= control.WelcomeChanges
 	}
 	a.header.Type, a.payload = control.TypeWelcome, welcome.AppendTo
 	return nil

@@ -33,6 +33,7 @@ const (
 	keptControl = "control" // the listening socket
 	keptPlans   = "plans"   // what readers said that they will read
 	keptRequest = "requests"
+	keptChanges = "changes" // the counter of changes at the source
 )
 
 // Kinds of records in the journal.
@@ -52,6 +53,7 @@ type told struct {
 
 // makeBooks makes what the next daemon takes over while this one lives.
 func (m *Mount) makeBooks() (err error) {
+	m.openChanges(nil)
 	if m.handles, err = newHandles(); err != nil || m.opt.Life == nil {
 		return err
 	}
@@ -252,6 +254,9 @@ func (m *Mount) leave() (handover.State, error) {
 	if m.plans != nil && err == nil {
 		err = m.opt.Life.Keep(keptPlans, m.plans.file)
 	}
+	if f := m.control.changes.file; f != nil && err == nil {
+		err = m.opt.Life.Keep(keptChanges, f)
+	}
 	if l := m.control.listener; l != nil && err == nil {
 		err = m.opt.Life.Keep(keptControl, l)
 	}
@@ -328,6 +333,7 @@ func (m *Mount) takeOver(ctx context.Context) error {
 	touchBuffers(m.server)
 	m.judgePassthrough()
 	m.adoptHandles()
+	m.openChanges(life.Took(keptChanges))
 	m.control.bound.Store(life.Has(keptControl))
 	if err := resend(device); err != nil && !errors.Is(err, unix.ENODEV) { // ENODEV: it was unmounted, as Serve will see
 		return fmt.Errorf("ask the kernel for what was not answered: %w", err)

@@ -62,6 +62,9 @@ int main(void)
 	WRITE(struct hbmfs_kv_attach, {1, 2});
 	WRITE(struct hbmfs_kv_verify, {1, 0, 2});
 	WRITE(struct hbmfs_kv_verified, {1, 2, 3, 4, 5, 6, 7});
+	WRITE(struct hbmfs_changes, {HBMFS_CHANGES_COUNTER, 0, 2});
+	WRITE(struct hbmfs_changed, {1, 1, 1, 3, 0});
+	WRITE(struct hbmfs_change, {4, 3, 0, 5, 0});
 	WRITE(struct hbmfs_error, {11, 0});
 	return 0;
 }

@@ -4,6 +4,11 @@ Where Python has an exception of the same meaning, ours is one of it, too: ``exc
 :class:`OutOfRangeError`, ``except FileNotFoundError`` catches :class:`NotFoundError`.
 """
 
+from __future__ import annotations
+
+import datetime
+import re
+
 
 class Error(Exception):
     """The base of all exceptions of hbmfs."""
@@ -26,7 +31,21 @@ class AccessError(Error, PermissionError):
 
 
 class StaleError(Error):
-    """The file changed after it was opened. Open it again."""
+    """The file changed after it was opened. Open it again.
+
+    ``first_batch`` is the number of the first batch of a stream's iteration, from 0, that may have wrong bytes of it, or None.
+    """
+
+    first_batch: int | None = None
+
+    @property
+    def since(self) -> float | None:
+        """The time.time() from which on bytes of the file may be wrong. None where all that came are right, or nobody knows."""
+        said = _SINCE.search(str(self))
+        return datetime.datetime.fromisoformat(said[1] + "+00:00").timestamp() if said else None
+
+
+_SINCE = re.compile(r"bytes of it that came since ([-0-9T:.]+)Z may be wrong")
 
 
 class UnavailableError(Error):

@@ -58,10 +58,11 @@ func placeOf(dir string, known map[string]place) place {
 
 // batch is files of one mount that were opened together. It has their connection, and lends their backing files.
 type batch struct {
-	opener *Opener
-	root   string // of the mount
-	client *control.Client
-	files  []*batchFile // in the order asked for; nil for files that are not read in this way
+	opener  *Opener
+	root    string // of the mount
+	client  *control.Client
+	files   []*batchFile // in the order asked for; nil for files that are not read in this way
+	notices *notices     // nil where the daemon tells of no changes
 
 	next int // the file after the last one that was asked for; guarded by Descriptors.turn
 
@@ -97,10 +98,13 @@ func (o *Opener) openBatch(ctx context.Context, root string, list []int, paths [
 		asked[k] = paths[i]
 	}
 	var ahead []*Backing
-	most := o.descriptors.Share()
+	most, asks := o.descriptors.Share(), !client.TellsChanges()
 	for found, err := range client.Lookup(ctx, asked) {
 		if err != nil {
 			break // as above
+		}
+		if !asks && found.Err == nil && found.Flags&control.InfoCached == 0 {
+			asks, b.notices = true, o.notices(ctx, root, client.Epoch())
 		}
 		f := b.file(found)
 		b.files = append(b.files, f)
@@ -119,7 +123,7 @@ func (o *Opener) openBatch(ctx context.Context, root string, list []int, paths [
 	}
 	_ = o.descriptors.offer(ctx, ahead) // a file without room is opened again when it is needed
 	if b.open == 0 {
-		_ = client.Close() // no file of it is used
+		_ = errors.Join(b.notices.release(), client.Close()) // no file of it is used
 	}
 }
 
@@ -148,6 +152,7 @@ func (b *batch) file(found *control.Found) *batchFile {
 		if b.objects[object] == nil {
 			name := fmt.Sprintf("%s (object %d)", found.Path, object)
 			b.objects[object] = Lent(b, b.opener.ids.Add(1), name, object, int64(len(b.files)), found.Flags&control.InfoCached != 0)
+			b.notices.add(b.objects[object])
 		}
 	}
 	return f
@@ -369,8 +374,9 @@ func (f *batchFile) Close() error {
 	b.open--
 	last := b.open == 0
 	b.mu.Unlock()
+	b.notices.remove(f.closing)
 	if last {
-		return errors.Join(err, b.client.Close())
+		return errors.Join(err, b.notices.release(), b.client.Close())
 	}
 	b.Release(context.Background(), f.closing)
 	return err

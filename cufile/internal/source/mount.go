@@ -19,11 +19,12 @@ import (
 // mountedFile is a file of an hbmfs mount: its extents by ioctl, the backing files by the control socket. They are
 // asked for when they are needed, and given back when others need their place (see Descriptors).
 type mountedFile struct {
-	file   *os.File
-	length int64
-	info   control.FileInfo
-	inline *Backing // the file itself, for bytes that exist only in the mount
-	opener *Opener
+	file    *os.File
+	length  int64
+	info    control.FileInfo
+	inline  *Backing // the file itself, for bytes that exist only in the mount
+	opener  *Opener
+	notices *notices // nil where the daemon tells of no changes
 
 	dialing sync.Mutex // held by who makes another connection
 
@@ -182,6 +183,7 @@ func (m *mountedFile) backing(r *Run) *Backing {
 	b := m.objects[r.Object]
 	if b == nil {
 		b = Lent(m, m.opener.ids.Add(1), fmt.Sprintf("%s (object %d)", m.file.Name(), r.Object), r.Object, r.Logical, m.cached())
+		m.notices.add(b)
 		m.objects[r.Object] = b
 	}
 	return b
@@ -454,8 +456,10 @@ func (m *mountedFile) Close() error {
 		errs = append(errs, m.inline.Close())
 	}
 	if m.client != nil {
-		m.Release(context.Background(), m.Unshare()) // files that are closed, now that no request reads them
-		errs = append(errs, m.opener.connections.release(m.client))
+		all := m.Unshare()
+		m.Release(context.Background(), all) // files that are closed, now that no request reads them
+		m.notices.remove(all)
+		errs = append(errs, m.opener.connections.release(m.client), m.notices.release())
 	}
 	return errors.Join(append(errs, m.file.Close())...)
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"sync"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
@@ -20,6 +21,9 @@ type Opener struct {
 	descriptors *Descriptors
 	ids         atomic.Uint64
 	connections connections
+
+	noticing sync.Mutex // guards what follows
+	noticed  map[control.Epoch]*notices
 }
 
 // NewOpener makes an opener, whose files share descriptors.
@@ -66,6 +70,9 @@ func (o *Opener) openMounted(ctx context.Context, name string) (_ *mountedFile, 
 	m.length, m.info = info.Size, info
 	if m.client, err = o.connect(ctx, name, info.Epoch); err != nil {
 		return nil, err
+	}
+	if !m.cached() {
+		m.notices = o.notices(ctx, name, info.Epoch)
 	}
 	own, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {

@@ -68,13 +68,14 @@ type Backing struct {
 	dropped bool          // no File uses it any more; guarded by Descriptors.mu
 	element *list.Element // in Descriptors.order while it is open; guarded by Descriptors.mu
 
-	written      unix.Timespec              // when it was written to last, as of its opening
-	changed      atomic.Pointer[error]      // once a look has found that
-	told         atomic.Bool                // a request has failed by it
-	open, marked bool                       // for a Watch; guarded by its mu
-	due          bool                       // it was read since it was last looked at; likewise
-	look         sync.Mutex                 // held while it is looked at
-	Seen         atomic.Pointer[Registered] // where a device sees it; nil where it is not mapped
+	written      unix.Timespec                // when it was written to last, as of its opening
+	changed      atomic.Pointer[ChangedError] // once a look has found that
+	told         atomic.Bool                  // a request has failed by it
+	open, marked bool                         // for a Watch; guarded by its mu
+	due          bool                         // it was read since it was last looked at; likewise
+	look         sync.Mutex                   // held while it is looked at
+	notices      *notices                     // of the daemon that looks at it; nil where none does
+	Seen         atomic.Pointer[Registered]   // where a device sees it; nil where it is not mapped
 
 	shared *description // what FD is of; nil where no other reader may use it
 

@@ -1,22 +1,29 @@
 package source
 
 import (
+	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/hbmfs/hbmfs/control"
 )
 
-// Watch looks at files beside the requests that read them. A request that reads memory which the device sees asks the kernel nothing: a file that
-// was cut or rewritten is noticed within lookEvery, and each request of it fails from then on. Of a file without an open descriptor it sees the ends of
-// its mappings, so it notices cuts, and not what is written in place.
+// Watch knows which files have changed, beside the requests that read them. A request that reads memory which the device sees asks the kernel nothing.
+// Each request of a file that has changed fails from then on.
 //
-// A request marks a file, once in each turn. A turn ends when the Watch has looked at the marked files, or when a file is closed.
+// The daemon of a mount looks at its files: see notices. The Watch looks by itself at plain files, at those of caches, and at all where no daemon looks: each
+// lookEvery at files that were read. Of a file without an open descriptor it sees the ends of its mappings, so it notices cuts, and not what is written in place.
+//
+// A request marks a file, once in each turn. A turn ends when the Watch has looked at the marked files, or when a file is closed, or has changed.
 type Watch struct {
 	used   func(files []*Backing) // is told which files were read in a turn
 	turn   atomic.Uint32
 	closed atomic.Uint32 // files that cannot be looked at any more
+	hears  atomic.Pointer[[]*notices]
 
 	mu      sync.Mutex // guards what follows, and open, marked and due of each Backing
 	marked  []*Backing // in this turn
@@ -47,6 +54,9 @@ func (w *Watch) Closed() uint32 { return w.closed.Load() }
 
 // Mark has the next look include a file, until when it may be read. It is false for a file that cannot be looked at, or has changed.
 func (w *Watch) Mark(b *Backing) bool {
+	if b.notices.live() {
+		return b.changed.Load() == nil
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.ended || b.changed.Load() != nil || !b.open && b.end() == nil && !b.copied() {
@@ -154,8 +164,65 @@ func (b *Backing) judge(since time.Time) {
 
 // found remembers that a file has changed: each request of it gives the error.
 func (b *Backing) found(since time.Time, err error) {
-	err = fmt.Errorf("%w: bytes of it that came in the last %v may be wrong", err, time.Since(since).Round(time.Millisecond))
-	b.changed.CompareAndSwap(nil, &err)
+	b.changed.CompareAndSwap(nil, &ChangedError{err.Error(), err, since})
+}
+
+// ChangedError is how a file was found to have changed.
+type ChangedError struct {
+	what  string
+	kind  error
+	Since time.Time // bytes that came since then may be wrong; zero: none
+}
+
+// Error implements error.
+func (e *ChangedError) Error() string {
+	if e.Since.IsZero() {
+		return e.what + ": bytes of it that came before are right"
+	}
+	return fmt.Sprintf("%s: bytes of it that came since %s may be wrong", e.what, e.Since.UTC().Format("2006-01-02T15:04:05.000Z"))
+}
+
+// Unwrap gives [ErrShort] or [control.ErrStale], or an error that is one.
+func (e *ChangedError) Unwrap() error { return e.kind }
+
+// told takes a change that a daemon tells of.
+func (w *Watch) told(b *Backing, c *control.Change, since time.Time) {
+	e := &ChangedError{fmt.Sprintf("read %s: %s was %s at the source", b.Name, c.Name, c.Kind), control.ErrStale, since}
+	switch c.Kind {
+	case control.ChangeCut:
+		e.kind = ErrShort
+	case control.ChangeReplaced, control.ChangeRemoved: // what is open and mapped is the old file
+		e.Since = time.Time{}
+	}
+	b.changed.CompareAndSwap(nil, e)
+	w.turn.Add(1) // those who have marked it look again
+}
+
+// listen has the Watch hear daemons.
+func (w *Watch) listen(all map[control.Epoch]*notices) {
+	list := slices.Collect(maps.Values(all))
+	w.hears.Store(&list)
+}
+
+// News says whether a daemon has something to tell that Hear has not heard. It asks nobody.
+func (w *Watch) News() (some bool) {
+	if list := w.hears.Load(); list != nil {
+		for _, n := range *list {
+			some = n.look() || some
+		}
+	}
+	return some
+}
+
+// Hear asks daemons what has changed. It takes a while, so whoever may not wait looks for News first.
+func (w *Watch) Hear(ctx context.Context) {
+	if list := w.hears.Load(); list != nil {
+		for _, n := range *list {
+			if n.look() {
+				n.ask(ctx)
+			}
+		}
+	}
 }
 
 // Changed gives how a file was found to have changed; nil for one that was not. It asks the kernel nothing.
@@ -165,7 +232,21 @@ func (b *Backing) Changed() error {
 		return nil
 	}
 	b.told.Store(true)
-	return *known
+	return known
+}
+
+// Changed gives how a file of pieces was found to have changed.
+func Changed(pieces []Piece) error {
+	last := (*Backing)(nil)
+	for i := range pieces {
+		if b := pieces[i].File; b != last {
+			if err := b.Changed(); err != nil {
+				return err
+			}
+			last = b
+		}
+	}
+	return nil
 }
 
 // opened lets a file be marked.
@@ -180,7 +261,7 @@ func (w *Watch) closing(b *Backing) error {
 	w.mu.Lock()
 	open, due, since := b.open, b.due, w.since
 	b.open, b.due = false, false
-	if b.end() == nil && (b.Cached || !b.copied()) {
+	if b.end() == nil && (b.Cached || !b.copied()) && !b.notices.live() {
 		w.turn.Add(1)
 		w.closed.Add(1)
 	}
@@ -193,8 +274,8 @@ func (w *Watch) closing(b *Backing) error {
 	if due {
 		b.judge(since)
 	}
-	if known := b.changed.Load(); known != nil && !b.told.Load() {
-		return *known
+	if known := b.changed.Load(); known != nil && !b.told.Load() && !known.Since.IsZero() {
+		return known
 	}
 	return nil
 }

@@ -7,6 +7,7 @@ import itertools
 import mmap
 import operator
 import sys
+import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .._lib._device import imported_torch
-from ..errors import InvalidError
+from ..errors import InvalidError, StaleError
 from ._joined import Batch, Beside, Rows
 from ._queue import Queue
 from ._segments import as_tensors, rows_and_labels
@@ -239,10 +240,16 @@ class Stream:
         position = self._position
         plan = self._plan(position + worker * self._step, workers * self._step)
         under_way: deque[Batch] = deque()
+        given = _Given()
         with self._queue() as queue:
             self._fill(queue, under_way, plan)
             while under_way:
-                batch, its_plan = queue.get(), under_way.popleft()
+                try:
+                    batch, its_plan = queue.get(), under_way.popleft()
+                except StaleError as err:
+                    given.blame(err)
+                    raise
+                given.one()
                 self._fill(queue, under_way, plan)
                 self._check_unmoved(position)
                 # In a worker, a round of all workers: from its own state each of them goes on with its own next step.
@@ -304,6 +311,31 @@ class Stream:
             rest = end - first
             mine = np.arange(rest * self.rank // self.world_size, rest * (self.rank + 1) // self.world_size)
             yield self._batches((first + mine)[None, :])
+
+
+class _Given:
+    """When batches were given out, for an error that says since when bytes may be wrong."""
+
+    _EVERY, _KEPT = 0.005, 4096  # seconds between two that are noted, and how many are: for longer than a sweep of the daemon's takes
+
+    def __init__(self) -> None:
+        self._noted: deque[tuple[float, int]] = deque(maxlen=self._KEPT)
+        self._count, self._last = 0, 0.0
+
+    def one(self) -> None:
+        """Counts a batch that has come."""
+        now = time.time()
+        if not 0 <= now - self._last < self._EVERY:
+            self._noted.append((now, self._count))
+            self._last = now
+        self._count += 1
+
+    def blame(self, err: StaleError) -> None:
+        """Says in an error, of the batch after these, which batch may be the first with wrong bytes."""
+        if err.since is not None:
+            before = [number for at, number in self._noted if at < err.since]
+            err.first_batch = before[-1] + 1 if before else self._noted[0][1] if self._noted else 0
+            err.args = (f"{err}, from batch {err.first_batch} of this iteration on, of {self._count} that came",)
 
 
 def at_least(least: int, name: str, value: int) -> int:

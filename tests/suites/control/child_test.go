@@ -31,7 +31,7 @@ func runChild(verb string, args []string) (code int) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	verbs := map[string]func(context.Context, []string) (string, error){
-		"lookup": childLookup, "redeem": childRedeem, "few": childFew, "steps": childSteps, "elsewhere": childElsewhere, "table": childTable, "greedy": childGreedy, "read": func(_ context.Context, args []string) (string, error) { return said(readOne(args[0])), nil }, "modest": childModest, "drops": childDrops, "orphan": childOrphan, "becomes": childBecomes, "inherits": childInherits,
+		"lookup": childLookup, "redeem": childRedeem, "few": childFew, "steps": childSteps, "elsewhere": childElsewhere, "table": childTable, "greedy": childGreedy, "read": func(_ context.Context, args []string) (string, error) { return said(readOne(args[0])), nil }, "modest": childModest, "drops": childDrops, "orphan": childOrphan, "becomes": childBecomes, "inherits": childInherits, "changes": childChanges,
 	}
 	said, err := verbs[verb](ctx, args)
 	var errno syscall.Errno

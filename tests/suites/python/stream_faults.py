@@ -1,7 +1,8 @@
 """stream_faults.py HBMFS [--device cuda:0] [--shards 4096] [--rows 512] [--length 255] [--rounds 3]: faults under a running stream.
 
-A TokenStream reads a mount of many shards. Meanwhile the daemon is replaced, is killed, and files of the source are replaced, removed and cut. Each token
-says where it lies, so each batch is checked: no byte may be wrong but zeros of a file that was cut, and these only before the error that names it.
+A TokenStream reads a mount of many shards. Meanwhile the daemon is replaced and is killed, and then one file of the source is replaced, removed, rewritten or
+cut. The error must name the file and what was done. Each token says where it lies, so each batch is checked: no byte may be wrong but zeros of a file that was
+rewritten or cut, and these only from the batch on that the error names.
 test_stream_faults.py does the same with little, on the host and on the fake GPU.
 """
 
@@ -11,6 +12,7 @@ import os
 import signal
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 
 import hbmfs
@@ -40,6 +42,13 @@ class Faults:
     def __enter__(self):
         self._run("mount", "--dtype", "u32", self.source, self.point)
         return self
+
+    def renew(self, i):
+        """Gives a shard its bytes back, and mounts the source again."""
+        self.__exit__()
+        self.path(i).unlink(missing_ok=True)
+        self.path(i).write_bytes(self.tokens(i))
+        self.__enter__()
 
     def __exit__(self, *_):
         subprocess.run([self.binary, "umount", "--lazy", self.point], check=False, timeout=60, stdout=subprocess.DEVNULL)
@@ -71,15 +80,19 @@ class Faults:
         os.kill(before, signal.SIGKILL)
         return lambda: self.pid() not in (0, before)
 
-    def replace(self):
+    # What becomes of a shard.
+
+    def replaced(self, i):
         other = self.source / "other"
         other.write_bytes(bytes(TOKENS * 4))
-        other.rename(self.path(1))
-        return lambda: True
+        other.rename(self.path(i))
 
-    def remove(self):
-        self.path(2).unlink()
-        return lambda: True
+    def removed(self, i):
+        self.path(i).unlink()
+
+    def rewritten(self, i):
+        with self.path(i).open("r+b") as file:
+            file.write(bytes(TOKENS * 4))
 
     def cut(self, i):
         """Takes two tokens away. They are zeros then, while pages that are pinned as a whole would keep their bytes."""
@@ -87,7 +100,7 @@ class Faults:
 
 
 def check(batch, length, cut=None):
-    """Whether a batch is right: each row is `length` numbers that follow each other. Those of a shard that was cut may be 0. Gives how many are."""
+    """Whether a batch is right: each row is `length` numbers that follow each other. Those of a shard that was cut or rewritten may be 0. Gives how many are."""
     rows = batch.cpu().numpy() if hasattr(batch, "cpu") else batch if isinstance(batch, np.ndarray) else batch.to_numpy()
     gone = rows == 0
     places = rows.astype(np.int64) - np.arange(length)
@@ -102,34 +115,55 @@ def check(batch, length, cut=None):
     return int(gone.sum())
 
 
-def run(faults, dataset, rows, length, rounds, say=lambda *_: None):
-    """Reads the stream through all faults; the last of them must end it with an error."""
-    stream = iter(hbmfs.TokenStream(dataset, rows, length, seed=1))
+def go_on(stream, length, batches, over=lambda: True):
+    """Reads batches that must be right."""
+    count = 0
+    while count < batches or not over():
+        check(next(stream), length)
+        count += 1
+    return count
+
+
+def run(faults, reader, rows, length, rounds, say=lambda *_: None):
+    """Reads streams of the mount through all faults."""
     epoch = faults.shards * TOKENS // (rows * length) + 1
 
-    def go_on(batches, over=lambda: True):
-        count = 0
-        while count < batches or not over():
-            check(next(stream), length)
-            count += 1
-        return count
+    with hbmfs.open(faults.point, reader=reader) as dataset:
+        stream = iter(hbmfs.TokenStream(dataset, rows, length, seed=1))
+        go_on(stream, length, 2 * epoch)  # until the shards are registered
+        for turn in range(rounds):
+            for fault in (faults.upgrade, faults.kill):
+                say(f"{fault.__name__} {turn + 1}: {go_on(stream, length, epoch, fault())} batches")
+        stream.close()
+    for i, change in enumerate((faults.replaced, faults.removed, faults.rewritten, faults.cut)):
+        with hbmfs.open(faults.point, reader=reader) as dataset:
+            meets(faults, dataset, rows, length, epoch, i, change, say)
+        faults.renew(i)
 
-    go_on(2 * epoch)  # until the shards are registered
-    for turn in range(rounds):
-        for fault in (faults.upgrade, faults.kill):
-            say(f"{fault.__name__} {turn + 1}: {go_on(epoch, fault())} batches")
-    for fault in (faults.replace, faults.remove):  # the old files are mapped, and go on
-        say(f"{fault.__name__}: {go_on(epoch, fault())} batches")
-    cut, zeros, count = 5, 0, 0
-    faults.cut(cut)
+
+def meets(faults, dataset, rows, length, epoch, shard, change, say):
+    """Changes a shard under a stream, which must end with an error that says so."""
+    stream, count, zeros, first = iter(hbmfs.TokenStream(dataset, rows, length, seed=1)), 0, 0, None
+    count += go_on(stream, length, 2 * epoch)
+    old = change in (faults.replaced, faults.removed)  # the old file is mapped
+    began, before = time.monotonic(), count
+    change(shard)
     try:
         while True:
-            zeros += check(next(stream), length, cut)
-            count += 1
-            assert count < 100_000, "a file that was cut is not reported"
-    except hbmfs.Error as err:
-        say(f"cut: {count} batches, {zeros} zeros, then: {err}")
-        return err
+            some = check(next(stream), length, None if old else shard)
+            if some and first is None:
+                first = count
+            zeros, count = zeros + some, count + 1
+            assert time.monotonic() - began < 60, f"a file that was {change.__name__} is not reported"
+    except hbmfs.StaleError as err:
+        took = time.monotonic() - began
+        say(f"{change.__name__}: {took:.3f} s, {count - before} batches and {zeros} zeros, from batch {first} on, then: {err}")
+        assert f"{faults.path(shard).name} was {change.__name__} at the source" in str(err), err
+        if old:
+            assert err.since is None and err.first_batch is None and not zeros
+        else:
+            assert err.first_batch is not None and err.first_batch <= before, "the first batch that may be wrong comes too late"
+            assert first is None or err.first_batch <= first
 
 
 def main():
@@ -142,8 +176,8 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, Faults(options.hbmfs, Path(folder), options.shards) as faults:
-        with hbmfs.open(faults.point, device=options.device) as dataset:
-            run(faults, dataset, options.rows, options.length, options.rounds, say=lambda text: print(text, flush=True))
+        with hbmfs.Reader(options.device) as reader:
+            run(faults, reader, options.rows, options.length, options.rounds, say=lambda text: print(text, flush=True))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,5 @@ SHARDS, ROWS, LENGTH = 60, 16, 255
 def test_no_wrong_byte_under_faults(device, tmp_path, request):
     with Faults(os.environ["HBMFS_BINARY"], tmp_path, SHARDS) as faults:
         reader = request.getfixturevalue("gpu").reader(reuse=True, pinned=8 << 20) if device == "cuda" else hbmfs.Reader("cpu")
-        with reader, pytest.raises(hbmfs.Error), hbmfs.open(faults.point, reader=reader) as dataset:
-            error = run(faults, dataset, ROWS, LENGTH, 1)
-            assert "ended early" in str(error) or "truncated" in str(error) or faults.path(5).name in str(error)
-            raise error  # closing may say so again
+        with reader:
+            run(faults, reader, ROWS, LENGTH, 1, say=print)
