@@ -124,15 +124,15 @@ func (w *Worker) begun(s *Slot) time.Time {
 	return s.sent
 }
 
-// pause is how long to sleep before the next look at a copy. Each costs CPU: so the first comes when the copy has ended if it takes as long as the last
-// one, and then they follow closely, since the next request may wait for it. Where all slots are busy the GPU has work meanwhile.
+// pause is how long to sleep before the next look at a copy. Each costs CPU. Looks follow closely once the copy should have ended, if it takes as long as
+// the last one: the next request may wait for it. Where all slots are busy the GPU has work meanwhile; else a job may come that begins at once.
 func (w *Worker) pause(s *Slot) time.Duration {
-	const least, most = 5 * time.Microsecond, 150 * time.Microsecond
-	expected := w.took - w.took/8
-	if !slices.ContainsFunc(w.slots, func(s Slot) bool { return !s.busy }) {
-		expected = w.took + w.took/2
+	const least, usual, most = 5 * time.Microsecond, 20 * time.Microsecond, 150 * time.Microsecond
+	left := w.took - time.Since(w.begun(s))
+	if slices.ContainsFunc(w.slots, func(s Slot) bool { return !s.busy }) {
+		return min(max(left-w.took/8, least), usual)
 	}
-	return min(max(expected-time.Since(w.begun(s)), least), most)
+	return min(max(left+w.took/2, least), most)
 }
 
 // settled tells a slot's job how its copy has ended.

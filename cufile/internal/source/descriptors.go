@@ -78,13 +78,6 @@ func (h *Descriptors) Share() int {
 	return max(1, min(h.limit/2, mostShare))
 }
 
-// spare is how many files more may be open beside those of one request, while none is closed for them.
-func (h *Descriptors) spare() int {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return max(0, h.limit-h.order.Len()-h.Share())
-}
-
 // lend makes the lender open files, and closes all of them where it does not open one.
 func lend(ctx context.Context, files []*Backing) (ahead []*Backing, err error) {
 	if len(files) == 0 {

@@ -233,65 +233,31 @@ func (m *mountedFile) reconnect(ctx context.Context) bool {
 // Open implements [Lender]. It asks again where a daemon goes while it answers.
 func (m *mountedFile) Open(ctx context.Context, files []*Backing) (ahead []*Backing, err error) {
 	for range restarts {
-		var some []*Backing
-		some, err = m.open(ctx, files)
-		if ahead = append(ahead, some...); !errors.Is(err, control.ErrStale) || !m.reconnect(ctx) {
+		if err = m.open(ctx, files); !errors.Is(err, control.ErrStale) || !m.reconnect(ctx) {
 			break
 		}
 		files = slices.DeleteFunc(slices.Clone(files), func(b *Backing) bool { return b.FD >= 0 })
 	}
-	if err != nil {
-		closeLent(ctx, ahead)
-		return nil, err
-	}
-	return ahead, nil
-}
-
-// Rows at random places need files of many tickets, a few of each, and soon all. So a request of many files also opens others of its tickets, as
-// far as there is room: a question costs more than a file.
-const (
-	manyFiles  = 64
-	mostBeside = 1024
-)
-
-// beside appends at most so many files of a ticket that are not open.
-func (m *mountedFile) beside(list []*Backing, extents []control.Extent, most int) []*Backing {
-	for end := len(list) + most; len(extents) > 0 && len(list) < end; extents = extents[1:] {
-		r, err := m.runOf(&extents[0])
-		if b := m.Backing(&r); err == nil && b != m.inline && b.FD < 0 && !slices.Contains(list, b) {
-			list = append(list, b)
-		}
-	}
-	return list
+	return nil, err
 }
 
 // open redeems files. One ticket is for at most 64 objects that lie next to each other and lives for seconds, so each
 // answer is redeemed before the next; it goes on from there while that brings any, and else where the next one lies.
-func (m *mountedFile) open(ctx context.Context, files []*Backing) (ahead []*Backing, err error) {
-	room := 0
-	if len(files) >= manyFiles && !m.cached() {
-		room = min(mostBeside, m.opener.descriptors.spare())
-	}
+func (m *mountedFile) open(ctx context.Context, files []*Backing) error {
 	slices.SortFunc(files, func(a, b *Backing) int { return cmp.Compare(a.at, b.at) })
 	for all := len(files); len(files) > 0; {
 		before, first := len(files), files[0].at
 		for batch, err := range control.Batches(m.file, first, files[len(files)-1].at+1-first, true) {
 			if err = m.explain(ctx, err); err != nil {
-				return ahead, err
+				return err
 			}
 			named := batch.Objects()
 			here := slices.DeleteFunc(slices.Clone(files), func(b *Backing) bool { return !slices.Contains(named, b.Object) })
 			if len(here) == 0 {
 				break
 			}
-			list := m.beside(here, batch.Extents, room)
-			if err := m.redeem(ctx, batch.Ticket, list, len(here), all-len(files)+len(ahead)); err != nil {
-				return ahead, err
-			}
-			for _, b := range list[len(here):] {
-				if room--; b.FD >= 0 {
-					ahead = append(ahead, b)
-				}
+			if err := m.redeem(ctx, batch.Ticket, here, all-len(files)); err != nil {
+				return err
 			}
 			files = slices.DeleteFunc(slices.Clone(files), func(b *Backing) bool { return slices.Contains(here, b) })
 			if len(files) == 0 {
@@ -299,13 +265,13 @@ func (m *mountedFile) open(ctx context.Context, files []*Backing) (ahead []*Back
 			}
 		}
 		if len(files) == before && m.cached() {
-			return ahead, fmt.Errorf("open %s: %w", files[0].Name, ErrMoved)
+			return fmt.Errorf("open %s: %w", files[0].Name, ErrMoved)
 		}
 		if len(files) == before {
-			return ahead, fmt.Errorf("open %s: the mount no longer names it at %d", files[0].Name, first)
+			return fmt.Errorf("open %s: the mount no longer names it at %d", files[0].Name, first)
 		}
 	}
-	return ahead, nil
+	return nil
 }
 
 // explain says of an error of the daemon's that the daemon has gone.
@@ -319,9 +285,8 @@ func (m *mountedFile) explain(ctx context.Context, err error) error {
 	return err
 }
 
-// redeem makes files of a ticket the reader's, and fails where that fails for one of the first needed. before counts the files that the same request has
-// opened already.
-func (m *mountedFile) redeem(ctx context.Context, ticket control.Ticket, files []*Backing, needed, before int) error {
+// redeem makes files of a ticket the reader's. before counts the files that the same request has opened already.
+func (m *mountedFile) redeem(ctx context.Context, ticket control.Ticket, files []*Backing, before int) error {
 	got, err := m.connection().Redeem(ctx, ticket, objectsOf(files))
 	if m.cached() && (errors.Is(err, unix.ESTALE) || errors.Is(err, unix.EAGAIN)) { // the ticket is old, or there are too many leases
 		return fmt.Errorf("open %s: %w: %w", files[0].Name, ErrMoved, err)
@@ -344,7 +309,12 @@ func (m *mountedFile) redeem(ctx context.Context, ticket control.Ticket, files [
 	if len(refused) > 0 {
 		m.connection().giveBack(ctx, refused)
 	}
-	return cmp.Or(errs[:needed]...)
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // crowded names a daemon's refusal to lend more, and that this process may have no more open.
