@@ -77,8 +77,11 @@ LONGEST  = ./tests/suites/python/dcp ./tests/suites/python/checkpoints ./tests/s
 # All of .ci/run has 90 minutes in CI. What hangs is named before, since testreport ends each package in time, and each run.
 LIMITS = --limits tests/limits.txt
 
-# The Python environment is downloaded while programs are built. make -n would carry out a line that has MAKE in it.
-BUILT = $(MAKE) --no-print-directory test-programs
+# Tests that were linked are kept for the next run, some 2 GB, but by CI, which has no next run.
+LINKED = $(if $(CI),,--linked=$(CACHE)/linked)
+
+# The Python environment is downloaded while programs are built, two at a time. make -n would carry out a line that has MAKE in it.
+BUILT = $(MAKE) --no-print-directory -j2 test-programs
 
 test: go ## Run every check but lint: vet, gofmt, Go tests with the race detector, real servers
 	@tools/need.sh fuse $(if $(filter 1,$(RACE)),cc) $(if $(filter 1,$(READERS)),python) $(if $(filter 1,$(SERVERS)),nginx strace) $(if $(filter 1,$(DEPLOY)),rpm)
@@ -92,13 +95,15 @@ test: go ## Run every check but lint: vet, gofmt, Go tests with the race detecto
 	  HBMFS_CSI=$(abspath bin/hbmfs-csi) HBMFS_CSI_SANITY=$(if $(filter 1,$(SERVERS)),$(abspath $(SANITY))) \
 	  HBMFS_K8SCHECK=$(if $(filter 1,$(DEPLOY)),$(abspath $(K8SCHECK))) HBMFS_PACKAGES=$(if $(filter 1,$(DEPLOY)),$(abspath $(PACKAGES))) \
 	  HBMFS_IMAGE=$(if $(filter 1,$(DEPLOY)),$(abspath bin/image.tar)) \
-	  $(CACHE)/testreport --must-not-skip tests/must_not_skip.txt $(LIMITS) --whole=45m $(if $(WRITE_LIMITS),--write-limits=tests/limits.txt) \
+	  $(CACHE)/testreport --must-not-skip tests/must_not_skip.txt $(LIMITS) $(LINKED) --whole=45m $(if $(WRITE_LIMITS),--write-limits=tests/limits.txt) \
 	  -vet=all $(if $(filter 1,$(RACE)),-race) -p $(AT_ONCE) $(LONGEST) ./...
 
 testreport: go
 	@mkdir -p $(CACHE)
 	$(STATIC) -o $(CACHE)/testreport ./tests/blackbox/testreport
 
+# The packages of a release are compressed as far as can be, which takes ten seconds for each.
+test-programs: LEVEL = 1
 test-programs: build testreport $(if $(filter 1,$(READERS)),lib) $(if $(filter 1,$(SERVERS)),$(S3) $(SANITY)) $(if $(filter 1,$(DEPLOY)),$(K8SCHECK) packages image)
 	@mkdir -p $(CACHE)/race
 	$(if $(filter 1,$(RACE)),$(GO) build -race -buildvcs=false -ldflags '-s -w' -o $(CACHE)/race/ ./cmd/hbmfs ./cmd/hbmfs-csi)
@@ -106,14 +111,13 @@ test-programs: build testreport $(if $(filter 1,$(READERS)),lib) $(if $(filter 1
 # A soak has a new seed, which the command shows; SEED=N repeats one.
 SEED := $(or $(SEED),$(shell od -An -N4 -tu4 /dev/urandom | tr -d ' '))
 
-# What has the packages that others train with lies in these packages of tests. Its names have Peers in them. They run one after the
-# other, since MosaicML Streaming has the same names in /dev/shm in each process.
+# What has the packages that others train with lies in these packages of tests. Its names have Peers in them.
 test-peers: build lib testreport ## Run the real readers and writers: Megatron, DeepSpeed, Transformers, MosaicML Streaming, LitData and others (4 minutes)
 	@tools/need.sh fuse python $(if $(filter 1,$(RACE)),cc)
 	@tests/venv.sh $(PEERS) $(VENV)
 	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_PEERS=$(abspath $(PEERS)/bin/python) HBMFS_LIBRARY=$(abspath bin/libhbmfs.so) \
 	  $(CACHE)/testreport --must-not-skip tests/must_not_skip_peers.txt $(LIMITS) --whole=20m \
-	  $(if $(filter 1,$(RACE)),-race) -p 1 -run Peers ./tests/suites/loaders ./tests/suites/python ./tests/suites/volume/programs
+	  $(if $(filter 1,$(RACE)),-race) -p 2 -run Peers ./tests/suites/python ./tests/suites/loaders ./tests/suites/volume/programs
 
 # The peers' wheels are a folder's, WHEELS: nothing is downloaded.
 test-gpu: build lib ## On a machine with an NVIDIA GPU: test every path in HBM, measure it, and with torch other loaders (GPU_OUT, WHEELS; 3 to 15 minutes)
@@ -175,7 +179,7 @@ $(MINIO): tests/suites/origins/minio/go.mod tests/suites/origins/minio/go.sum | 
 	CGO_ENABLED=0 tools/retry.sh $(GO) -C tests/suites/origins/minio build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $(MINIO)) github.com/minio/minio
 
 test-minio: build testreport $(MINIO) ## Test remote sources against MinIO, too (4 minutes the first time)
-	@tools/need.sh fuse $(if $(filter 1,$(RACE)),cc) nginx strace
+	@tools/need.sh fuse $(if $(filter 1,$(RACE)),cc)
 	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_MINIO=$(abspath $(MINIO)) \
 	  $(CACHE)/testreport $(LIMITS) --whole=12m $(if $(filter 1,$(RACE)),-race) ./tests/suites/origins
 
@@ -256,11 +260,17 @@ soak-volume: build lib ## Have the disk of a checkpoint volume fail at every sys
 	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_PYTHON=$(abspath $(VENV)/bin/python) HBMFS_LIBRARY=$(abspath bin/libhbmfs.so) HBMFS_TEST_LONG=1 \
 	  PYTEST_ARGS="-k (at_random)or(are_ended)or(daemons_are_killed)" $(GO) test -count=1 -v -timeout 1h -run TestPythonCheckpoints ./tests/suites/python/checkpoints
 
-soak-random: build ## Do random things with a new seed to a KV volume's books, a draft's files and a node of Kubernetes (20 minutes; SEED=N repeats)
-	@tools/need.sh fuse nginx
+soak-random: build lib ## Do random things with a new seed to a KV volume's books, a draft's files, streams of batches and a node of Kubernetes, and all rounds of shortened tests (30 minutes; SEED=N repeats)
+	@tools/need.sh fuse nginx python
+	@tests/venv.sh $(VENV)
 	HBMFS_SEED=$(SEED) HBMFS_TEST_KV_RANDOM=10m $(GO) test -count=1 -v -timeout 20m -run TestRandomClients ./internal/volume/kv
 	HBMFS_SEED=$(SEED) HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_CSI=$(abspath bin/hbmfs-csi) HBMFS_CSI_ROUNDS=2000 HBMFS_CSI_HANDOVERS=5 \
 	  $(GO) test -count=1 -v -timeout 1h -run 'TestRandomOperations|TestRandomRounds|TestPodsSeeNoHandover' ./tests/suites/volume ./tests/suites/csi
+	HBMFS_SEED=$(SEED) HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_PYTHON=$(abspath $(VENV)/bin/python) HBMFS_LIBRARY=$(abspath bin/libhbmfs.so) HBMFS_TEST_LONG=1 \
+	  $(GO) test -count=1 -v -timeout 1h ./tests/suites/python/datasets ./tests/suites/python/dcp
+	HBMFS_TEST_LONG=1 $(GO) test -count=1 -timeout 20m ./cufile ./internal/pack/tokenizer ./internal/pack ./internal/volume/drain
+	HBMFS_TEST_LONG=1 HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_CSI=$(abspath bin/hbmfs-csi) $(GO) test -count=1 -v -timeout 20m \
+	  -run 'TestPods$$|TestHostDies|TestOthersRemoveTheTree|TestOneUserCannotTakeAll' ./tests/suites/csi ./tests/suites/volume ./tests/suites/control
 
 bench-remote: build $(S3) ## Measure first reads of remote sources beside rclone's and s3fs's, which must be there (RCLONE, 10 minutes)
 	@tools/need.sh fuse
@@ -293,7 +303,7 @@ ARCH     ?= $(shell $(GO) env GOARCH)
 PACKAGES ?= bin/packages
 DIST     ?= dist
 EPOCH    ?= $(or $(SOURCE_DATE_EPOCH),$(shell git log -1 --format=%ct 2>/dev/null),0)
-RELEASE   = GO=$(GO) MAKE=$(MAKE) VERSION=$(VERSION) ABI=$(ABI) SOURCE_DATE_EPOCH=$(EPOCH) WORK=$(abspath $(CACHE)/dist) \
+RELEASE   = GO=$(GO) MAKE=$(MAKE) LEVEL=$(LEVEL) VERSION=$(VERSION) ABI=$(ABI) SOURCE_DATE_EPOCH=$(EPOCH) WORK=$(abspath $(CACHE)/dist) \
             NFPM=$(abspath $(NFPM)) IMAGER=$(abspath $(IMAGER)) SBOM=$(abspath $(SBOM))
 
 packages: build lib $(NFPM) ## Make .deb and .rpm of what is built here in bin/packages

@@ -60,6 +60,10 @@ func rowsInForm(random *rand.Rand, files []*File, datas [][]byte, rows, length i
 // TestRowsOfEveryForm compares rows of two files, by every widening and without one, with targets and without: of elements at any byte, some of which
 // lie in two windows, and of rows that end anywhere.
 func TestRowsOfEveryForm(t *testing.T) {
+	trials := 2
+	if os.Getenv("HBMFS_TEST_LONG") != "" {
+		trials = 4
+	}
 	everyPath(t, func(t *testing.T, o Options) {
 		o.Reuse = true
 		o.Window, o.Pinned = 64<<10, 4<<20 // many borders, and all may be registered
@@ -77,7 +81,7 @@ func TestRowsOfEveryForm(t *testing.T) {
 				if kind != WidenNone && form.From != element {
 					continue
 				}
-				for trial := range 4 { // the first ones are registered meanwhile
+				for trial := range trials { // the first ones are registered meanwhile
 					for _, targets := range []bool{false, true} {
 						rows, length := 1+random.Int64N(60), 1+random.Int64N(1200)
 						b, first, second := rowsInForm(random, files, datas, rows, length, form, targets)

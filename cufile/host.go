@@ -18,7 +18,7 @@ const (
 )
 
 // quickBytes is what is copied while a request begins: waking another thread takes as much CPU time as copying some hundred kilobytes.
-const quickBytes = 1 << 20
+const quickBytes = 512 << 10
 
 // copiedAtOnce says whether the thread that begins a request copies its rows: they are few bytes, and the last request of each file found all of its own
 // in the page cache.
@@ -26,24 +26,21 @@ func (s *scattering) copiedAtOnce() bool {
 	return s.r.copied != nil && len(s.to.Host) <= quickBytes && !slices.ContainsFunc(s.files, func(f *File) bool { return !f.seen.Load() })
 }
 
-// scatterHost copies the rows of mapped files to memory of the host, and reads the others.
-func scatterHost(ctx context.Context, to crew.Destination, parts []part) (total Result, err error) {
-	var missing []part
-	for _, p := range parts {
-		rest := p.file.copyRows(&to, p.spans, &total, &err)
+// copyMapped copies the rows of mapped files to memory of the host, and gives the others: all of them on a GPU.
+func (s *scattering) copyMapped(ctx context.Context) (total Result, missing []part, err error) {
+	if err := s.look(); err != nil || s.r.copied == nil {
+		return total, s.parts, err
+	}
+	for _, p := range s.parts {
+		rest := p.file.copyRows(&s.to, p.spans, &total, &err)
 		if err != nil {
-			return total, err
+			return total, nil, err
 		}
 		if len(rest) > 0 {
 			missing = append(missing, part{p.file, rest, p.view})
 		}
 	}
-	if len(missing) == 0 {
-		return total, ctx.Err()
-	}
-	rest, err := scatterUnseen(ctx, to, missing)
-	total.add(rest)
-	return total, err
+	return total, missing, ctx.Err()
 }
 
 // copyRows copies small rows that are mapped, and gives the others.

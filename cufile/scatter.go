@@ -87,27 +87,29 @@ func (s *scattering) start(ctx context.Context, done func(Result, error)) {
 	}) {
 		return
 	}
+	atOnce := s.copiedAtOnce()
 	all := func() {
-		if err := s.look(); err != nil {
+		total, missing, err := s.copyMapped(ctx)
+		rest := func() { done(s.rest(ctx, total, missing)) }
+		switch {
+		case err != nil:
 			done(Result{}, err)
-			return
+		case atOnce && len(missing) > 0:
+			go rest() // ended by ctx
+		default:
+			rest()
 		}
-		done(s.rest(ctx, Result{}, s.parts))
 	}
-	if s.copiedAtOnce() {
+	if atOnce {
 		all()
 	} else {
-		go all() // ended by ctx
+		go all() // likewise
 	}
 }
 
 // rest moves what launch did not move, and writes what was not begun.
 func (s *scattering) rest(ctx context.Context, total Result, missing []part) (Result, error) {
-	move := scatterUnseen
-	if s.r.copied != nil {
-		move = scatterHost
-	}
-	more, err := move(ctx, s.to, missing)
+	more, err := scatterUnseen(ctx, s.to, missing)
 	total.add(more)
 	if err == nil {
 		err = s.changed(ctx)

@@ -51,7 +51,13 @@ func (n *notes) addProblems(problems []layout.Problem, told func(object string) 
 }
 
 // Notes returns the findings so far, one line each. Names in them are the dataset's.
-func (m *Mount) Notes() []string { return m.notesFor(func(string) bool { return true }) }
+func (m *Mount) Notes() []string {
+	all := m.notesFor(func(string) bool { return true })
+	if m.opt.KV != nil {
+		all = append(all, m.opt.KV.Notes()...)
+	}
+	return all
+}
 
 // notesFor leaves out notes on objects that told refuses.
 func (m *Mount) notesFor(told func(object string) bool) []string {

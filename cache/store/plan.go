@@ -1,7 +1,6 @@
 package store
 
 import (
-	"cmp"
 	"slices"
 	"time"
 
@@ -100,6 +99,7 @@ func (l *ledger) plan(reader any, reads []*planned, now time.Time) (taken, start
 	}
 	p.touched = now
 	p.end = max(p.end, l.plans.clock)
+	added := map[key][]*planned{}
 	for before := p.first + len(p.reads); len(reads) > 0; reads = reads[1:] {
 		u := reads[0]
 		if l.plans.saidBefore(p, before, u) {
@@ -109,14 +109,30 @@ func (l *ledger) plan(reader any, reads []*planned, now time.Time) (taken, start
 		p.end += (u.to-u.start+block-1)/block*block - (u.from-u.start)/block*block
 		p.reads = append(p.reads, u)
 		l.plans.count(p, 1)
-		uses := l.plans.uses[u.key]
-		at, _ := slices.BinarySearchFunc(uses, u.stamp+1, func(u *planned, stamp int64) int { return cmp.Compare(u.stamp, stamp) })
-		l.plans.uses[u.key] = slices.Insert(uses, at, u)
+		added[u.key] = append(added[u.key], u)
+	}
+	for k, more := range added {
+		l.plans.uses[k] = merged(l.plans.uses[k], more)
 	}
 	l.plans.changed()
 	start = !l.plans.running
 	l.plans.running = true
 	return true, start
+}
+
+// merged merges the uses of a segment with more of them, both in the order of their stamps. Inserting them one by one would take time that is
+// quadratic in their number.
+func merged(uses, more []*planned) []*planned {
+	all := make([]*planned, 0, len(uses)+len(more))
+	for len(uses) > 0 && len(more) > 0 {
+		from := &uses
+		if more[0].stamp < uses[0].stamp {
+			from = &more
+		}
+		all = append(all, (*from)[0])
+		*from = (*from)[1:]
+	}
+	return append(append(all, uses...), more...)
 }
 
 // userOf tells whose plan a reader's is: that of a user, where the reader says so.

@@ -2,6 +2,7 @@ package store
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -305,4 +306,23 @@ func TestAPlanIsOfAllOrigins(t *testing.T) {
 		t.Errorf("%d and %d bytes were fetched, want each byte once from its own origin", a, b)
 	}
 	m.noPlans(t)
+}
+
+func TestMergedUsesAreInOrder(t *testing.T) {
+	uses := func(stamps ...int64) (all []*planned) {
+		for _, stamp := range stamps {
+			all = append(all, &planned{stamp: stamp})
+		}
+		return all
+	}
+	for _, c := range []struct{ uses, more []*planned }{
+		{nil, uses(1, 2)}, {uses(1, 2), nil}, {uses(1, 5, 9), uses(0, 5, 7, 12)}, {uses(3, 3), uses(3)}, {uses(8), uses(1, 2)},
+	} {
+		got := merged(c.uses, c.more)
+		want := slices.Concat(c.uses, c.more)
+		slices.SortStableFunc(want, func(a, b *planned) int { return cmp.Compare(a.stamp, b.stamp) })
+		if !slices.Equal(got, want) {
+			t.Errorf("%d and %d uses are merged out of order", len(c.uses), len(c.more))
+		}
+	}
 }

@@ -17,7 +17,11 @@ import (
 func resumable(t testing.TB) map[string]Options {
 	t.Helper()
 	dir := sampleCorpus(t)
-	for i := range 6 {
+	files := 3
+	if os.Getenv("HBMFS_TEST_LONG") != "" {
+		files = 6
+	}
+	for i := range files {
 		lines := strings.Repeat(fmt.Sprintf("{\"text\": \"document of file %d\"}\n", i), 4200) // a batch of each file is full, and one is not
 		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("x%d.jsonl", i)), []byte(lines), 0o644); err != nil {
 			t.Fatal(err)

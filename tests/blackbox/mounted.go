@@ -3,6 +3,7 @@ package blackbox
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -49,6 +50,22 @@ func (s *Suite) MountOn(t testing.TB, source, point string, flags ...string) *Mo
 func (m *Mounted) Ends(t testing.TB) bool {
 	t.Helper()
 	return endsWithin(t, m.PID, m.device, Patience)
+}
+
+// Close is [Mount.Close]. Where the test knows the daemon it waits for its end without `hbmfs umount`, which looks for it in all processes.
+func (m *Mounted) Close() error {
+	if Ended(m.PID) { // another daemon serves, or nothing is mounted
+		return m.Mount.Close()
+	}
+	if err := m.unmount(); err != nil {
+		return err
+	}
+	for end := time.Now().Add(unmountTimeout); time.Now().Before(end); {
+		if Within(time.Second, func() bool { return Ended(m.PID) }) || shownIn(m.device) != "" {
+			return nil
+		}
+	}
+	return fmt.Errorf("the daemon %d of %s has not ended %v after the mount", m.PID, m.Point, unmountTimeout)
 }
 
 // End unmounts: see [Mount.EndsWell].

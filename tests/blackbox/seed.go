@@ -6,6 +6,14 @@ import (
 	"testing"
 )
 
+// Rounds is how much a test does: few in `make test`, and all with HBMFS_TEST_LONG, as the soak targets set it.
+func Rounds(few, all int) int {
+	if os.Getenv("HBMFS_TEST_LONG") != "" {
+		return all
+	}
+	return few
+}
+
 // Seed gives the seed of a random test: HBMFS_SEED, or 1. So `make test` does the same each time, and the soak targets pass new seeds.
 func Seed(t testing.TB) uint64 {
 	t.Helper()

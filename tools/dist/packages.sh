@@ -1,6 +1,6 @@
 #!/bin/sh
 # packages.sh ARCH BIN OUT: makes .deb and .rpm of what is in BIN, for an architecture as Go calls it: the command, the library,
-# its header, and what Prometheus and Grafana take.
+# its header, and what Prometheus and Grafana take. LEVEL is that of gzip (9).
 set -eu
 export ARCH=$1
 bin=$2 out=$3
@@ -38,6 +38,7 @@ for kind in deb rpm; do
     sed "s|@LIBDIR@|$libdir|; s|@VERSION@|$VERSION|" deploy/packages/libhbmfs.pc.in >"$STAGE/devel$libdir/pkgconfig/libhbmfs.pc"
     tools/dist/timeless.sh "$STAGE"
     for config in hbmfs libhbmfs libhbmfs-dev hbmfs-observability; do
-        "$NFPM" package --config "deploy/packages/$config.yaml" --packager "$kind" --target "$out/"
+        sed "s/@LEVEL@/${LEVEL:-9}/" "deploy/packages/$config.yaml" >"$STAGE/$config.yaml"
+        "$NFPM" package --config "$STAGE/$config.yaml" --packager "$kind" --target "$out/"
     done
 done

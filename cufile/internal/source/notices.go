@@ -134,20 +134,21 @@ func (n *notices) hear(ctx context.Context) error {
 	seen := n.page.Load().counter.Changes.Load()
 	defer n.seen.Store(seen)
 	for more := true; more; {
+		asked := time.Now() // before the daemon counts back from the moment of its answer
 		changes, _, err := n.client.Changes(ctx, control.AskChanges{From: n.next})
 		if err != nil {
 			n.up.Store(false)
 			n.watch.turn.Add(1) // each file is looked at from now on
 			return err
 		}
-		n.take(&changes)
+		n.take(&changes, asked)
 		more = changes.More
 	}
 	return nil
 }
 
 // take finds the files that have changed. It needs mu.
-func (n *notices) take(changes *control.Changes) {
+func (n *notices) take(changes *control.Changes, asked time.Time) {
 	n.next = changes.Next
 	if changes.Withheld > 0 { // perhaps of a file that the kernel has let this process open
 		n.up.Store(false)
@@ -155,7 +156,7 @@ func (n *notices) take(changes *control.Changes) {
 	}
 	for i := range changes.List {
 		c := &changes.List[i]
-		since := time.Now().Add(-c.Ago)
+		since := asked.Add(-c.Ago)
 		if since.Before(n.began) {
 			since = n.began
 		}

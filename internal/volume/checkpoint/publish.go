@@ -54,7 +54,7 @@ func (d *Draft) syncPast(name string, f *os.File) error {
 	if d.past == nil {
 		return f.Sync()
 	}
-	return unpinned(context.Background(), f, name, f.Sync, time.Now().Add(closing))
+	return unpinned(context.Background(), f, name, f.Sync, closing)
 }
 
 // finish gives the draft its manifest and its name. All files are on the disk.

@@ -242,7 +242,7 @@ func (d *Draft) divide(ctx context.Context, file *File, opt *SealOptions, jobs c
 	}
 	defer func() { _ = f.Close() }() // opened for reading
 	if opt.Mapped == nil || opt.Mapped(f) {
-		if err := unpinned(ctx, f, file.Name, func() error { return opt.sync(file.Name, f) }, time.Now().Add(opt.Patience)); err != nil {
+		if err := unpinned(ctx, f, file.Name, func() error { return opt.sync(file.Name, f) }, opt.Patience); err != nil {
 			return err
 		}
 	}

@@ -3,6 +3,7 @@ package kv
 import (
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"time"
 
@@ -19,12 +20,15 @@ import (
 // errAlone says why a namespace has nothing on the disk.
 var errAlone = errors.New("the disk took no new namespace when this one was made")
 
+// errFrozen says why the disk tier of a namespace is never written.
+var errFrozen = errors.New("the disk took no writes when the volume was mounted")
+
 // alone tells whether the namespace is in memory alone.
 func (sp *Space) alone() bool { return sp.dir == nil }
 
 // noDisk tells whether an error is one of the disk, so that memory may be enough.
 func noDisk(err error) bool {
-	return errors.Is(err, unix.EROFS) || errors.Is(err, unix.EIO) || errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
+	return noWrites(err) || errors.Is(err, unix.EIO) || errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
 }
 
 // newAlone makes a namespace in memory alone. why is what the disk says.
@@ -57,6 +61,9 @@ func (s *Store) newAlone(sp *Space, m *control.KVOpen, user asuser.User, why err
 }
 
 func (sp *Space) noteAlone(why error) {
+	if sp.store.frozen != "" { // a note speaks of all
+		return
+	}
 	sp.store.note("namespace %q is in memory alone, and ends with this mount: %v", sp.name, why)
 }
 
@@ -103,37 +110,38 @@ func (s *Store) adoptAlone(left *leftOut) {
 	}
 }
 
-// mayName asks the kernel whether a user may make names in the volume's directory. On a read-only filesystem it says EROFS whoever asks, so there it is asked
-// of a file in memory with the same owner and mode. An ACL cannot be asked so: then only root may.
+// mayName asks the kernel whether a user may make names in the volume's directory. Names that are in memory alone may be made by the daemon's own user, too.
 func (s *Store) mayName(user asuser.User) error {
-	may := func(fd int, name string, flags int) error {
-		return asuser.Do(user, func() error { return unix.Faccessat2(fd, name, unix.W_OK|unix.X_OK, flags|unix.AT_EACCESS) })
+	if s.frozen != "" && int(user.UID) == os.Geteuid() {
+		return nil
 	}
-	err := may(int(s.dir.Fd()), ".", 0)
-	if !errors.Is(err, unix.EROFS) {
+	return mayUse(s.dir, user, unix.W_OK|unix.X_OK)
+}
+
+// mayUse asks the kernel whether a user may use a file. On a read-only filesystem it says EROFS whoever asks to write, and of an immutable file EPERM. There it is
+// asked of a file in memory with the same owner and mode. An ACL cannot be asked so: then only root may.
+func mayUse(f *os.File, user asuser.User, mode uint32) error {
+	may := func(f *os.File) error {
+		return asuser.Do(user, func() error { return unix.Faccessat2(int(f.Fd()), "", mode, unix.AT_EMPTY_PATH|unix.AT_EACCESS) })
+	}
+	err := may(f)
+	if !errors.Is(err, unix.EROFS) && !errors.Is(err, unix.EPERM) {
 		return err
 	}
-	if n, err := unix.Fgetxattr(int(s.dir.Fd()), "system.posix_acl_access", nil); err == nil && n > 0 && user.UID != 0 {
+	if n, err := unix.Fgetxattr(int(f.Fd()), "system.posix_acl_access", nil); err == nil && n > 0 && user.UID != 0 {
 		return unix.EACCES
 	}
-	f, err := handover.NewMemory("kv-rights")
+	alike, err := handover.NewMemory("kv-rights")
 	if err != nil {
 		return err
 	}
-	defer func() { _ = f.Close() }() // it is only asked
-	info, err := s.dir.Stat()
-	if err != nil {
-		return err
-	}
+	defer func() { _ = alike.Close() }() // it is only asked
 	var st unix.Stat_t
-	if err := unix.Fstat(int(s.dir.Fd()), &st); err != nil {
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return err
 	}
-	if err := f.Chown(int(st.Uid), int(st.Gid)); err != nil {
+	if err := errors.Join(alike.Chown(int(st.Uid), int(st.Gid)), alike.Chmod(os.FileMode(st.Mode&0o777))); err != nil {
 		return err
 	}
-	if err := f.Chmod(info.Mode().Perm()); err != nil {
-		return err
-	}
-	return may(int(f.Fd()), "", unix.AT_EMPTY_PATH)
+	return may(alike)
 }

@@ -150,7 +150,7 @@ func (t *tier) enter(r int64, l *loaded) (bad []uint32) {
 func (t *tier) dropRecords(bad []uint32) error {
 	t.dropped += uint64(len(bad))
 	for _, n := range bad {
-		if err := t.zero(n); err != nil {
+		if err := t.zero(n); err != nil && !t.space.store.readOnly(err) {
 			return err
 		}
 	}

@@ -264,3 +264,49 @@ func TestEnginesComeWhileTheDiskIsReadOnly(t *testing.T) {
 		t.Error("the disk was synced")
 	}
 }
+
+// A volume that is mounted on a read-only disk reads the namespaces that ended in order, and leaves out one that a crash of the machine left behind. Its name is free,
+// in memory.
+func TestCrashedNamespaceOnAReadOnlyDisk(t *testing.T) {
+	dir, _ := mountExt4(t)
+	v := open(t, dir, 16<<20, 0)
+	for _, name := range []string{"good", "crashed", "lost"} {
+		c := v.connect(name, 4096)
+		c.put(4096, "key")
+		c.close()
+	}
+	v.stop()
+	for name, change := range map[string]func(m *meta){
+		"crashed": func(m *meta) { m.Boot, m.Ended = "another", false },
+		"lost":    func(m *meta) { m.Lost = true },
+	} {
+		path := filepath.Join(dir, name, metaName)
+		text, err := os.ReadFile(path)
+		must(t, err)
+		m, ok := parseMeta(text)
+		if !ok {
+			t.Fatalf("%s is no meta", path)
+		}
+		change(&m)
+		must(t, os.WriteFile(path, m.encode(), 0o600))
+	}
+	must(t, unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""))
+	v = open(t, dir, 16<<20, 4<<20)
+	notes := strings.Join(v.Notes(), "\n")
+	for _, want := range []string{"the disk took no writes", "2 namespaces of ", `"crashed" (`, `"lost" (`, "the disk could not write all of its blocks"} {
+		if !strings.Contains(notes, want) {
+			t.Errorf("the notes have no %q: %s", want, notes)
+		}
+	}
+	for _, name := range []string{"good", "crashed", "lost"} {
+		c := v.connect(name, 4096)
+		if got := c.get("key"); (got == nil) != (name != "good") {
+			t.Errorf("namespace %q has %d bytes of its block", name, len(got))
+		}
+		c.put(4096, "new")
+		if c.get("new") == nil {
+			t.Errorf("namespace %q keeps no block", name)
+		}
+		c.close()
+	}
+}

@@ -135,14 +135,7 @@ func readOnlyBelow(dir int, name string) (*os.File, error) {
 // give opens the slab for a client.
 func (t *tier) give(write bool) (*os.File, error) {
 	if write {
-		f, err := again(t.slab, unix.O_RDWR)
-		if !errors.Is(err, unix.EROFS) {
-			return f, err
-		}
-		t.space.mu.Lock() // a disk that has become read-only: its blocks can be read, and memory takes new ones
-		t.failed(err)
-		t.space.mu.Unlock()
-		return again(t.slab, unix.O_RDONLY)
+		return t.giveSlab()
 	}
 	if t.shown == nil && t.kind == control.KVDisk && !t.space.alone() {
 		shown, err := readOnlyBelow(int(t.space.dir.Fd()), slabName)
@@ -153,6 +146,20 @@ func (t *tier) give(write bool) (*os.File, error) {
 	}
 	if t.shown != nil {
 		return again(t.shown, unix.O_RDONLY)
+	}
+	return again(t.slab, unix.O_RDONLY)
+}
+
+// giveSlab opens the slab once more: to write, or to read where the disk takes no writes.
+func (t *tier) giveSlab() (*os.File, error) {
+	if !t.closed {
+		f, err := again(t.slab, unix.O_RDWR)
+		if !noWrites(err) {
+			return f, err
+		}
+		t.space.mu.Lock() // a disk that has become read-only: its blocks can be read, and memory takes new ones
+		t.failed(err)
+		t.space.mu.Unlock()
 	}
 	return again(t.slab, unix.O_RDONLY)
 }
@@ -168,9 +175,6 @@ func again(f *os.File, flags int) (*os.File, error) {
 
 // extend makes one region more, where the limit has room for it. It is called without the lock, by one at a time: see [tier.growing].
 func (t *tier) extend() (bool, error) {
-	if t.kind == control.KVDisk && t.space.alone() {
-		return false, errAlone
-	}
 	ok, err := t.budget.take(t.cost())
 	if !ok || err != nil {
 		return false, err

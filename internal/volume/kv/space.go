@@ -196,6 +196,9 @@ func (s *Store) newSpace(m *control.KVOpen, user asuser.User) (sp *Space, err er
 	if cost := (&tier{slotBytes: slot, perRegion: sp.meta.Disk}).cost(); cost > s.opt.Size-ownRoom {
 		return nil, refuse(unix.EINVAL, "a block of %d bytes has no room in a volume of %d bytes", m.BlockBytes, s.opt.Size)
 	}
+	if s.frozen != "" {
+		return s.newAlone(sp, m, user, errFrozen)
+	}
 	ok, err := s.disk.take(ownRoom)
 	if err == nil && !ok {
 		return nil, refuse(unix.ENOSPC, "the disk tier has no room for another namespace: remove blocks of others")
@@ -307,7 +310,7 @@ func (sp *Space) openTiers() (err error) {
 	t := &tier{kind: control.KVDisk, space: sp, budget: s.disk, slotBytes: sp.meta.Slot, perRegion: sp.meta.Disk, seed: maphash.MakeSeed(), charged: map[charge]uint32{}}
 	sp.tiers = append(sp.tiers, t)
 	if sp.alone() {
-		t.fault, t.faulted, t.faults = errAlone, time.Now(), 1
+		t.shut(errAlone)
 		err = sp.emptyTier(t)
 	} else if t.slab, err = s.openOurs(sp.dir, slabName, unix.O_RDWR|unix.O_CREAT); err == nil {
 		t.index, err = s.openOurs(sp.dir, indexName, unix.O_RDWR|unix.O_CREAT)
@@ -315,11 +318,10 @@ func (sp *Space) openTiers() (err error) {
 	if err != nil {
 		return err
 	}
-	slots, err := again(t.slab, unix.O_RDWR)
-	if s.readOnly(err) {
-		t.failed(err)
-		slots, err = again(t.slab, unix.O_RDONLY)
+	if s.frozen != "" && !sp.alone() {
+		t.shut(errFrozen)
 	}
+	slots, err := t.giveSlab()
 	if err != nil {
 		return err
 	}
@@ -375,6 +377,9 @@ func (s *Store) openSpace(name string) (_ *Space, err error) {
 	if err := sp.measure(); err != nil && !s.readOnly(err) {
 		return nil, err
 	}
+	if s.frozen != "" {
+		return sp, nil
+	}
 	if err := sp.begin(); err != nil && !s.readOnly(err) {
 		return nil, err
 	}
@@ -420,6 +425,10 @@ func (sp *Space) close() error {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
 	t := sp.disk()
+	if t.closed { // nothing was written
+		sp.release()
+		return nil
+	}
 	err := errors.Join(t.slab.Sync(), t.index.Sync())
 	sp.meta.Ended, sp.meta.Lost = err == nil, err != nil
 	err = errors.Join(err, sp.save())
@@ -433,12 +442,10 @@ func (sp *Space) may(user asuser.User, write bool) error {
 	if write {
 		mode, verb = unix.R_OK|unix.W_OK, "write"
 	}
-	return asuser.Do(user, func() error {
-		if err := unix.Faccessat2(int(sp.rights.Fd()), "", mode, unix.AT_EMPTY_PATH|unix.AT_EACCESS); err != nil {
-			return refuse(unix.EACCES, "user %d may not %s namespace %q: its mode says who may", user.UID, verb, sp.name)
-		}
-		return nil
-	})
+	if mayUse(sp.rights, user, mode) != nil {
+		return refuse(unix.EACCES, "user %d may not %s namespace %q: its mode says who may", user.UID, verb, sp.name)
+	}
+	return nil
 }
 
 // mode gives the permission bits of the namespace.

@@ -8,15 +8,18 @@ import (
 )
 
 // State is what the next daemon takes of the store: a [handover.State]. Blocks and holds change, so they are kept apart.
-func (s *Store) State() handover.State {
-	return &storeState{Directory: s.opt.Directory, Size: s.opt.Size, Memory: s.opt.Memory, Record: recordVersion}
+func (s *Store) State() handover.State { return s.state() }
+
+func (s *Store) state() *storeState {
+	return &storeState{Directory: s.opt.Directory, Size: s.opt.Size, Memory: s.opt.Memory, Record: recordVersion, Frozen: s.frozen}
 }
 
 // storeState is what never changes of a volume while it is mounted.
 type storeState struct {
 	Directory    string
 	Size, Memory int64
-	Record       int // version of the records in memory
+	Record       int    // version of the records in memory
+	Frozen       string `json:",omitempty"` // see [Store]
 }
 
 // Section implements [handover.State].
@@ -31,6 +34,7 @@ func (s *storeState) Adopt(section []byte) error {
 	if err := json.Unmarshal(section, &was); err != nil {
 		return err
 	}
+	s.Frozen = was.Frozen
 	if was != *s {
 		return errors.New("the KV volume was mounted with other limits, or by a program with other records")
 	}

@@ -16,7 +16,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/internal/mounts/handover"
 	"github.com/hbmfs/hbmfs/internal/text/size"
 	"github.com/hbmfs/hbmfs/internal/volume/shares"
@@ -66,6 +65,7 @@ type Store struct {
 
 	patience time.Time // until then processes of an earlier mount may go
 	sparse   bool      // tests of large indexes allocate nothing
+	frozen   string    // why this mount never writes the disk: it took no writes when the volume was mounted; empty: it may be written
 
 	making sync.Mutex // held while a namespace is made
 
@@ -110,20 +110,14 @@ func New(opt Options) (*Store, error) {
 		return nil, errors.Join(fmt.Errorf("%s is no directory", path), err)
 	}
 	if opt.Life.Adopts() {
-		if err := opt.Life.Load(s.State()); err != nil {
+		was := s.state()
+		if err := opt.Life.Load(was); err != nil {
 			return nil, errors.Join(err, s.dir.Close())
 		}
+		s.frozen = was.Frozen
 	}
 	return s, nil
 }
-
-// Names in the directory that are no namespaces'.
-const (
-	lockName = ".hbmfs-kv.lock"
-	restName = ".hbmfs-kv.free"
-
-	asideName = ".hbmfs-kv.aside-" // begins the names of what was in the way of a namespace
-)
 
 // ErrUsed says that another mount has the directory.
 var ErrUsed = errors.New("another mount uses it: unmount that first, or name another directory")
@@ -131,14 +125,8 @@ var ErrUsed = errors.New("another mount uses it: unmount that first, or name ano
 // Load opens the namespaces that the directory has, and allocates the rest of the disk tier. Where a daemon before has left its memory tier, and
 // what processes held, it goes on with these.
 func (s *Store) Load() (err error) {
-	if s.lock, err = s.openFile(lockName, unix.O_RDWR|unix.O_CREAT); err != nil {
-		return err
-	}
 	s.patience = time.Now().Add(s.opt.LeaseTime)
-	if err = flock(s.lock, s.opt.LeaseTime); err != nil {
-		return fmt.Errorf("use %s for a KV volume: %w", s.opt.Directory, err)
-	}
-	if s.disk.rest, err = s.openFile(restName, unix.O_RDWR|unix.O_CREAT); err != nil {
+	if err = s.openOwn(); err != nil {
 		return err
 	}
 	if s.table, err = s.openHolds(); err != nil {
@@ -149,20 +137,23 @@ func (s *Store) Load() (err error) {
 		return err
 	}
 	var left leftOut
+	s.adoptAlone(&left)
 	for _, name := range names {
+		if s.spaces[name] != nil { // in memory alone, since the disk's was left out
+			continue
+		}
 		sp, err := s.openSpace(name)
 		switch {
 		case err != nil:
 			left.add(name, err)
 		case sp != nil:
 			s.add(sp)
+			s.disk.used += ownRoom
 		}
 	}
 	if err := s.fitLimit(); err != nil {
 		return err
 	}
-	s.disk.used = int64(len(s.spaces)) * ownRoom
-	s.adoptAlone(&left)
 	for _, sp := range s.all() {
 		if err := sp.load(); err != nil {
 			left.add(sp.name, err)
@@ -170,134 +161,18 @@ func (s *Store) Load() (err error) {
 		}
 	}
 	left.report(s)
-	if err := s.allocateRest(); err != nil && !s.readOnly(err) {
+	switch err := s.allocateRest(); {
+	case err == nil || s.readOnly(err):
+	case !s.opt.Life.Adopts():
 		return err
+	default: // engines use what there is
+		s.note("the disk tier may become full before --size is reached: %v", err)
 	}
 	s.adoptHolds()
 	s.mu.Lock()
 	s.ready = true
 	s.mu.Unlock()
 	return nil
-}
-
-// flock locks a file for this process, which a daemon that is being killed may have for a moment.
-func flock(f *os.File, patience time.Duration) error {
-	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if !errors.Is(err, unix.EWOULDBLOCK) {
-			return err
-		}
-		if time.Now().After(end) {
-			return ErrUsed
-		}
-	}
-}
-
-// openFile opens a file of the directory.
-func (s *Store) openFile(name string, flags int) (*os.File, error) {
-	return s.openOurs(s.dir, name, flags)
-}
-
-// openOurs opens a file of the volume. Where the disk has become read-only, a daemon that goes on with the mount opens it to read.
-func (s *Store) openOurs(dir *os.File, name string, flags int) (*os.File, error) {
-	f, err := openAt(dir, name, flags)
-	if s.readOnly(err) {
-		f, err = openAt(dir, name, unix.O_RDONLY)
-	}
-	return f, err
-}
-
-// readOnly tells whether an error says that the disk has become read-only, and this daemon goes on all the same: engines use the memory tier, and read what the disk
-// has.
-func (s *Store) readOnly(err error) bool {
-	return s.opt.Life.Adopts() && (errors.Is(err, unix.EROFS) || errors.Is(err, unix.EBADF) || errors.Is(err, unix.EINVAL)) // write, and ftruncate, of a file that is open to read
-}
-
-// errOdd says that a name is not what a volume has under it.
-var errOdd = errors.New("not a file that a KV volume makes")
-
-// openAt opens a regular file of a directory, or with O_DIRECTORY a directory. Other users may make names there. So it opens nothing else, follows
-// no link, and waits for nobody: O_PATH gives the inode without opening it, and that very inode is opened once it was judged.
-func openAt(dir *os.File, name string, flags int) (*os.File, error) {
-	path := filepath.Join(dir.Name(), name)
-	at, err := unix.Openat(int(dir.Fd()), name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if errors.Is(err, unix.ENOENT) && flags&unix.O_CREAT != 0 {
-		var fd int
-		if fd, err = unix.Openat(int(dir.Fd()), name, flags|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600); err == nil {
-			return os.NewFile(uintptr(fd), path), nil
-		}
-	}
-	if err != nil {
-		return nil, fmt.Errorf("open %s: %w", path, err)
-	}
-	inode := os.NewFile(uintptr(at), path)
-	defer func() { _ = inode.Close() }() // it was only looked at
-	var st unix.Stat_t
-	want := uint32(unix.S_IFREG)
-	if flags&unix.O_DIRECTORY != 0 {
-		want = unix.S_IFDIR
-	}
-	switch err := unix.Fstat(at, &st); {
-	case err != nil:
-		return nil, fmt.Errorf("look at %s: %w", path, err)
-	case st.Mode&unix.S_IFMT != want:
-		return nil, fmt.Errorf("%s is a %s: %w", path, kindOf(st.Mode), errOdd)
-	case want == unix.S_IFREG && st.Nlink > 1: // cutting it would cut another's file
-		return nil, fmt.Errorf("%s has another name, too: %w", path, errOdd)
-	}
-	return again(inode, flags&^unix.O_CREAT|unix.O_NONBLOCK) // O_NONBLOCK: a lease of its owner fails the call, and does not delay it
-}
-
-// kindOf names what a mode is of.
-func kindOf(mode uint32) string {
-	switch mode & unix.S_IFMT {
-	case unix.S_IFREG:
-		return "regular file"
-	case unix.S_IFDIR:
-		return "directory"
-	case unix.S_IFLNK:
-		return "symbolic link"
-	case unix.S_IFIFO:
-		return "FIFO"
-	case unix.S_IFSOCK:
-		return "socket"
-	}
-	return "device"
-}
-
-// names lists the namespaces of the directory.
-func (s *Store) names() (names []string, err error) {
-	entries, err := os.ReadDir(s.opt.Directory)
-	if err != nil {
-		return nil, err
-	}
-	var foreign []string
-	for _, e := range entries {
-		switch name := e.Name(); {
-		case name == lockName || name == restName || name == "lost+found" || strings.HasPrefix(name, asideName):
-		case e.IsDir() && goodName(name):
-			names = append(names, name)
-		default:
-			foreign = append(foreign, name)
-		}
-	}
-	if len(foreign) > 0 {
-		s.note("%d names in %s are no namespaces, and are left alone: %s", len(foreign), s.opt.Directory, strings.Join(foreign[:min(len(foreign), 5)], ", "))
-	}
-	return names, nil
-}
-
-// goodName tells whether a namespace may have a name: of letters, digits and . _ - + = @ : , that does not begin with a dot.
-func goodName(name string) bool {
-	if name == "" || len(name) > control.MaxKVName || name[0] == '.' {
-		return false
-	}
-	for _, c := range []byte(name) {
-		if !strings.ContainsRune("._-+=@:,", rune(c)) && (c < '0' || c > '9') && (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') {
-			return false
-		}
-	}
-	return true
 }
 
 // note keeps a sentence for the status.
@@ -347,20 +222,10 @@ func (l leftOut) report(s *Store) {
 	}
 }
 
-// setAside renames what is in the way of a new namespace. Nothing of it is lost.
-func (s *Store) setAside(name string) error {
-	to := fmt.Sprintf("%s%s-%x", asideName, name, newID())
-	if err := unix.Renameat2(int(s.dir.Fd()), name, int(s.dir.Fd()), to, unix.RENAME_NOREPLACE); err != nil {
-		return fmt.Errorf("rename %s, which is in the way of a namespace: %w", filepath.Join(s.opt.Directory, name), err)
-	}
-	s.note("%s was in the way of a new namespace, and is called %s now: remove it if it is not needed", filepath.Join(s.opt.Directory, name), to)
-	return nil
-}
-
 // fitLimit cuts slabs that an earlier mount had more room for.
 func (s *Store) fitLimit() error {
-	for {
-		sum := int64(len(s.spaces)) * ownRoom
+	for s.frozen == "" {
+		sum := s.disk.used
 		var largest *Space
 		for _, sp := range s.number {
 			if sum += sp.has * sp.disk().cost(); sp.has > 0 && (largest == nil || sp.has*sp.disk().cost() > largest.has*largest.disk().cost()) {
@@ -382,11 +247,12 @@ func (s *Store) fitLimit() error {
 			return err
 		}
 	}
+	return nil
 }
 
 // allocateRest allocates what no slab has.
 func (s *Store) allocateRest() error {
-	if s.sparse {
+	if s.sparse || s.frozen != "" {
 		return nil
 	}
 	s.disk.mu.Lock()

@@ -93,13 +93,20 @@ type tier struct {
 	stranded                         []uint32 // slots whose records have to be zeroed before they are used again, which has failed
 	fault                            error    // the last one
 	faulted                          time.Time
+	closed                           bool // it is never written; set before others see the tier
 }
 
 // faultPause is how long a tier that has failed is not written.
 const faultPause = 5 * time.Second
 
 // down tells whether the tier has failed a moment ago.
-func (t *tier) down() bool { return t.fault != nil && time.Since(t.faulted) < faultPause }
+func (t *tier) down() bool { return t.closed || t.fault != nil && time.Since(t.faulted) < faultPause }
+
+// shut keeps a tier from ever being written.
+func (t *tier) shut(why error) {
+	t.failed(why)
+	t.closed = true
+}
 
 // failed notes that a call has failed.
 func (t *tier) failed(err error) {

@@ -27,7 +27,7 @@ func identify(f *os.File) (fileID, error) {
 // trust removes a slab that is not worth keeping, or that processes of an earlier mount still write. It decides what is kept, and not what is a hit: blocks
 // of the disk are compared with their checksums whenever they are read.
 func (sp *Space) trust() error {
-	if sp.store.opt.Life.Adopts() {
+	if sp.store.opt.Life.Adopts() && sp.store.frozen == "" {
 		return nil
 	}
 	why := ""
@@ -44,6 +44,9 @@ func (sp *Space) trust() error {
 	}
 	if why == "" {
 		return nil
+	}
+	if sp.store.frozen != "" {
+		return fmt.Errorf("it would begin anew, and the disk takes no writes: %s", why)
 	}
 	sp.store.note("namespace %q begins anew: %s", sp.name, why)
 	for _, name := range []string{indexName, slabName} {
@@ -70,7 +73,7 @@ func (sp *Space) changed() string {
 		name string
 		id   fileID
 	}{{slabName, sp.meta.Slab}, {indexName, sp.meta.Index}} {
-		f, err := openAt(sp.dir, was.name, unix.O_RDWR)
+		f, err := sp.store.openOurs(sp.dir, was.name, unix.O_RDWR)
 		if err != nil {
 			continue // openTiers makes one, or says what is wrong
 		}

@@ -4,25 +4,13 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import Protocol
+from typing import Any
 
 from .._lib.writer import Writer
-from ._publishing import Draft
 from ._staging import runs
 
-
-class Save(Protocol):
-    """A DCPWriter, as far as others ask about its save."""
-
-    _given: Writer | None
-    _draft: Draft | None
-    _thread: threading.Thread | None
-
-    def _end_earlier(self) -> None: ...
-
-
-saves: weakref.WeakValueDictionary[str, Save] = weakref.WeakValueDictionary()
-"""By the path of the checkpoint."""
+saves: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+"""DCPWriters, by the path of the checkpoint."""
 
 
 def is_saving(writer: Writer) -> bool:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from .._lib import _native
 from .._lib._native import address
 from .._lib.request import Request
-from ._types import Ints, OpenDataset
+from ._types import Ints
 
 if TYPE_CHECKING:
     from .._lib._memory import Place
@@ -36,7 +36,7 @@ class Spans(NamedTuple):
 class Scatter:
     """Begins such requests on datasets of one type of tokens, and one device. wide is the type that the library makes of it."""
 
-    def __init__(self, datasets: Sequence[OpenDataset], wide: np.dtype[Any] | None = None) -> None:
+    def __init__(self, datasets: Sequence[Any], wide: np.dtype[Any] | None = None) -> None:
         self._datasets = list(datasets)
         self._files = [dataset._file for dataset in datasets]
         self._handles = np.array([file._handle for file in self._files if file], np.uint64)

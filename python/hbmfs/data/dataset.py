@@ -57,7 +57,7 @@ class Dataset:
         self._scatter: Scatter | None = None
 
     def __len__(self) -> int:
-        return self._tokens.count
+        return self._tokens.length
 
     @property
     def device(self) -> str:

@@ -12,8 +12,7 @@ import stat
 import struct
 import tokenize
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -29,13 +28,12 @@ _INFO_FORMAT = "<IIQIIqQQQ16s56x"
 _DTYPES = {1: "u1", 2: "i1", 3: "<u2", 4: "<i2", 5: "<u4", 6: "<i4", 7: "<u8", 8: "<i8", 9: "<f2", 11: "<f4", 12: "<f8", 13: "?"}
 
 
-@dataclass(frozen=True)
-class Tokens:
-    """Tokens in a file: ``count`` elements of ``dtype`` from byte ``offset`` on."""
+class Tokens(NamedTuple):
+    """Tokens in a file: ``length`` elements of ``dtype`` from byte ``offset`` on."""
 
     path: str
     offset: int
-    count: int
+    length: int
     dtype: np.dtype[Any]
     runs: int  # of equal pieces that it is made of, 1 for a plain file
     identity: tuple[int, ...]  # of the file: other numbers mean another content
@@ -43,7 +41,7 @@ class Tokens:
     @property
     def size(self) -> int:
         """All tokens in bytes."""
-        return self.count * self.dtype.itemsize
+        return self.length * self.dtype.itemsize
 
     def open(self) -> int:
         """Opens the file again, for a process that inherited nothing but this description."""

@@ -92,7 +92,7 @@ def from_pretrained(
     cls, config = _resolve(cls, config, code) if auto else (cls, config)
 
     files = _files(Path(folder, subfolder), options.get("variant"), getattr(config, "transformers_weights", None))
-    state = _Weights(files, {"device": device, "method": method, "group": group, "progress": progress, "reader": reader}, group is None)
+    state = _Weights(weights.Call(files, device, method, group=group, progress=progress, reader=reader))
     options |= {**hub, **trust} | ({} if dtype is None else {"dtype": dtype})
     if device != "cpu":
         options["device_map"] = {"": torch.device(device)}
@@ -155,12 +155,12 @@ class _Weights(dict[str, Any]):
     with a group, the weights are read when they are asked for.
     """
 
-    def __init__(self, path: Path, arguments: dict[str, Any], ahead: bool) -> None:
+    def __init__(self, call: weights.Call) -> None:
         self.given = False
-        self._path, self._arguments = path, arguments
-        self._ahead = _Ahead(path, arguments) if ahead and _spares_warmup() else None
+        self._call = call
+        self._ahead = _Ahead(call) if call.group is None and _spares_warmup() else None
         try:
-            super().__init__(weights.outlines(path))
+            super().__init__(weights.outlines(call.path))
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -174,11 +174,11 @@ class _Weights(dict[str, Any]):
     def _tensors(self) -> dict[str, Any]:
         if self._ahead is not None:
             return {name: _Arriving(self._ahead, name) for name in self} if _takes_slices() else self._ahead.all()
-        if self._arguments["device"] != "cpu":
+        if self._call.device != "cpu":
             import torch
 
             torch.cuda.empty_cache()  # other sizes are allocated now, which would leave holes in what was freed
-        return weights.load(self._path, **self._arguments)
+        return self._call.load()
 
     def __enter__(self) -> _Weights:
         _warmup.spared = self._ahead is not None
@@ -195,7 +195,7 @@ class _Weights(dict[str, Any]):
 class _Ahead:
     """Weights that a thread reads."""
 
-    def __init__(self, path: Path, arguments: dict[str, Any]) -> None:
+    def __init__(self, call: weights.Call) -> None:
         import torch
 
         self._changed = threading.Condition()  # guards what follows
@@ -205,11 +205,11 @@ class _Ahead:
         self._over = self._stopped = False
         self._failure: BaseException | None = None
         # The caller's stream is where the memory will be used, and given back.
-        stream = None if arguments["device"] == "cpu" else torch.cuda.current_stream(arguments["device"])
-        self._thread = threading.Thread(target=self._run, args=(path, arguments, torch.cuda.stream(stream)), name="hbmfs-model", daemon=True)
+        stream = None if call.device == "cpu" else torch.cuda.current_stream(call.device)
+        self._thread = threading.Thread(target=self._run, args=(call, torch.cuda.stream(stream)), name="hbmfs-model", daemon=True)
         self._thread.start()
 
-    def _run(self, path: Path, arguments: dict[str, Any], stream: Any) -> None:
+    def _run(self, call: weights.Call, stream: Any) -> None:
         show, end = None, None
 
         def arrived(done: int, total: int) -> None:
@@ -217,13 +217,13 @@ class _Ahead:
             if self._stopped:
                 raise _Stopped
             if show is None:
-                show, end = shower(arguments["progress"], total, "weights")
+                show, end = shower(call.progress, total, "weights")
             show(done - self._done)
             self._set(_done=done)
 
         try:
             with stream:
-                tensors = weights.load(path, **arguments | {"progress": arrived}, begun=lambda found, ends: self._set(_tensors=found, _ends=ends))
+                tensors = call._replace(progress=arrived, begun=lambda found, ends: self._set(_tensors=found, _ends=ends)).load()
             self._set(_tensors=tensors, _over=True)
         except BaseException as err:  # noqa: BLE001 (raised by who asks)
             self._set(_tensors={}, _failure=err, _over=True)

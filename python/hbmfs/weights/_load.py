@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ._columns import Matrix
 
 Begun = Callable[[dict[str, Any], dict[str, int]], object] | None
-"""Is called with the tensors, and the bytes of progress from which on each is there."""
+"""Is called when all reads are begun, with the tensors and the bytes of progress from which on each is there."""
 
 SHARE = REQUEST
 """Most bytes that each rank of a group reads of what is exchanged at once."""
@@ -79,35 +79,7 @@ def load_safetensors(
     torch (or NumPy) does not have, OutOfMemoryError; with a group, the failure of any rank, and GroupError where one is
     gone or sees other files. After any exception, KeyboardInterrupt too, all memory is free.
     """
-    return load(path, device, method=method, names=names, slices=slices, group=group, progress=progress, reader=reader)
-
-
-def load(
-    path: str | os.PathLike[str],
-    device: Any,
-    *,
-    method: str = "auto",
-    names: Names = None,
-    slices: Slices = None,
-    group: Any = None,
-    progress: Progress = None,
-    reader: Reader | None = None,
-    begun: Begun = None,
-) -> dict[str, Any]:
-    """load_safetensors, which calls begun when all reads are begun."""
-    index = _device.parse(device)
-    call = _Call(path, index, method, names, slices, progress, reader, begun)
-    if group is None:
-        return call.run(None)
-    from ..group._board import Told
-    from ..group._group import Team
-
-    try:
-        with Team(group, index, f"load_safetensors({os.fspath(path)!r})") as team:
-            return call.run(team)
-    except Told as told:
-        failure = told.failure
-    raise failure
+    return Call(path, device, method, names, slices, group, progress, reader).load()
 
 
 def outlines(path: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
@@ -120,30 +92,43 @@ def outlines(path: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
     return found
 
 
-class _Call(NamedTuple):
-    """The arguments of load_safetensors."""
+class Call(NamedTuple):
+    """What is to be loaded, and how: the arguments of load_safetensors."""
 
     path: str | os.PathLike[str]
-    device: int
-    method: str
-    names: Names
-    slices: Slices
-    progress: Progress
-    reader: Reader | None
-    begun: Begun
+    device: Any
+    method: str = "auto"
+    names: Names = None
+    slices: Slices = None
+    group: Any = None
+    progress: Progress = None
+    reader: Reader | None = None
+    begun: Begun = None
 
-    def run(self, team: Team | None) -> dict[str, Any]:
+    def load(self) -> dict[str, Any]:
+        index = _device.parse(self.device)
+        if self.group is None:
+            return self._run(index, None)
+        from ..group._board import Told
+        from ..group._group import Team
+
+        try:
+            with Team(self.group, index, f"load_safetensors({os.fspath(self.path)!r})") as team:
+                return self._run(index, team)
+        except Told as told:
+            failure = told.failure
+        raise failure
+
+    def _run(self, device: int, team: Team | None) -> dict[str, Any]:
         """Loads, alone or with the ranks of a team, which hear of what is wrong with any rank's arguments."""
-        if self.reader is not None and self.reader.device != self.device:
-            raise DeviceError(
-                f"the reader is for {_device.name(self.reader.device)} and the weights go to {_device.name(self.device)}: give one of that device"
-            )
-        library = _Torch(_device.name(self.device)) if _has_torch(self.device) else _Numpy()
+        if self.reader is not None and self.reader.device != device:
+            raise DeviceError(f"the reader is for {_device.name(self.reader.device)} and the weights go to {_device.name(device)}: give one of that device")
+        library = _Torch(_device.name(device)) if _has_torch(device) else _Numpy()
         blocks: list[Any] = []
         try:
             with contextlib.ExitStack() as stack:
                 reader = self.reader
-                opening = None if reader is not None else stack.enter_context(_Opening(self.device, self.method, team))
+                opening = None if reader is not None else stack.enter_context(_Opening(device, self.method, team))
                 headers = _model_files.headers(self.path, self.names)
                 for header in headers:
                     for tensor in header.tensors:

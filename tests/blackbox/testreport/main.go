@@ -32,6 +32,9 @@ func main() {
 	if len(os.Args) > 1 && os.Args[1] == superviseVerb {
 		os.Exit(superviseMain(os.Args[2:]))
 	}
+	if len(os.Args) > 1 && os.Args[1] == toolexecVerb {
+		os.Exit(toolexecMain(os.Args[2:]))
+	}
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
 	if err := run(os.Args[1:], os.Stdout, signals); err != nil {
@@ -42,8 +45,8 @@ func main() {
 
 // options are the flags that come before those of `go test`.
 type options struct {
-	mustNotSkip, limits, writeLimits string
-	spare, whole                     time.Duration
+	mustNotSkip, limits, writeLimits, linked string
+	spare, whole                             time.Duration
 }
 
 // splitArgs takes our own flags off the front; package flag would trip over the flags of `go test`.
@@ -52,6 +55,7 @@ func splitArgs(args []string) (o options, goArgs []string, err error) {
 	own.StringVar(&o.mustNotSkip, "must-not-skip", "", "`file` of the tests that must not skip")
 	own.StringVar(&o.limits, "limits", "", "`file` of how long packages take")
 	own.StringVar(&o.writeLimits, "write-limits", "", "write how long packages took to `file`")
+	own.StringVar(&o.linked, "linked", "", "keep the tests that were linked in `dir`, for the next run")
 	own.DurationVar(&o.spare, "spare", defaultSpare, "the `time` of a package beside three times its quiet duration")
 	own.DurationVar(&o.whole, "whole", 24*time.Hour, "the `time` of all packages together")
 	n := 0
@@ -116,6 +120,7 @@ const seedEnv = "HBMFS_SEED"
 // runner runs `go test`.
 type runner struct {
 	exec    string    // value of -exec
+	link    []string  // -toolexec and its value, where what is linked is kept
 	end     time.Time // of the whole run
 	signals <-chan os.Signal
 	stopped error // why go test did not run all
@@ -143,14 +148,22 @@ func newRunner(o options, signals <-chan os.Signal) (*runner, error) {
 		}
 	}
 	end := time.Now().Add(o.whole)
-	return &runner{exec: superviseArgs(self, table, o.spare.String(), root, strconv.FormatInt(end.UnixMilli(), 10)), end: end, signals: signals}, nil
+	r := &runner{exec: quoted(self, superviseVerb, table, o.spare.String(), root, strconv.FormatInt(end.UnixMilli(), 10)), end: end, signals: signals}
+	if o.linked != "" {
+		dir, err := filepath.Abs(o.linked)
+		if err != nil {
+			return nil, fmt.Errorf("find the directory of linked tests: %w", err)
+		}
+		r.link = []string{"-toolexec=" + quoted(self, toolexecVerb, dir)}
+	}
+	return r, nil
 }
 
 // goTest runs `go test -json` and feeds its events to results.
 func (r *runner) goTest(args, env []string, results *results) error {
 	// Not from go's cache of results: it does not know that the black-box suites test a binary that they build. The supervisors of packages
 	// have the limits.
-	cmd := exec.Command("go", append([]string{"test", "-json", "-count=1", "-timeout=0", "-exec=" + r.exec}, args...)...)
+	cmd := exec.Command("go", append([]string{"test", "-json", "-count=1", "-timeout=0", "-exec=" + r.exec}, append(r.link, args...)...)...)
 	cmd.Env = append(os.Environ(), env...)
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // all of it gets a signal once, from us

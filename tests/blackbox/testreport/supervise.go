@@ -54,7 +54,7 @@ type supervised struct {
 	patience patience
 }
 
-// superviseMain is the program that `go test -exec` runs: arguments as superviseArgs gives them, then the tests' own.
+// superviseMain is the program that `go test -exec` runs: arguments of newRunner, then the tests' own.
 func superviseMain(args []string) int {
 	if len(args) < 5 {
 		fmt.Fprintln(os.Stderr, "testreport: supervise is for go test -exec")
@@ -71,9 +71,8 @@ func superviseMain(args []string) int {
 	return supervise(os.Stdout, tests, limit, signals, defaultPatience())
 }
 
-// superviseArgs is the value of `go test -exec` that has self supervise tests.
-func superviseArgs(self, table, spare, root, until string) string {
-	words := []string{self, superviseVerb, table, spare, root, until}
+// quoted is the value of a flag of `go test` that has several words.
+func quoted(words ...string) string {
 	for i, word := range words {
 		words[i] = "'" + word + "'"
 	}

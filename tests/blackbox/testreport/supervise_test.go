@@ -22,6 +22,9 @@ func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == superviseVerb { // run has this program supervise the tests of modules that it makes
 		os.Exit(superviseMain(os.Args[2:]))
 	}
+	if len(os.Args) > 1 && os.Args[1] == toolexecVerb { // and link them
+		os.Exit(toolexecMain(os.Args[2:]))
+	}
 	os.Exit(m.Run())
 }
 

@@ -19,7 +19,7 @@ func (n *node) viewVolume(name string, seed uint64) (*volume, file) {
 	n.t.Helper()
 	dir := filepath.Join(n.data, name)
 	must(n.t, os.MkdirAll(dir, 0o755))
-	view := file{".hbmfs/views/tokens.bin", seed, 6 << 20}
+	view := file{".hbmfs/views/tokens.bin", seed, 1 << 20}
 	all := content(view)
 	const shards = 4
 	for i := range shards {
@@ -119,7 +119,7 @@ func TestPodsSeeNoHandover(t *testing.T) {
 	local, view := n.viewVolume("local", 77)
 	remote := s3Volume("remote", store, "corpus", key)
 	pods := []*pod{n.startPod(local, podOptions{}), n.startPod(local, podOptions{propagate: true}), n.startPod(remote, podOptions{})}
-	read := map[*volume]file{local: view, remote: files[0]}
+	read := map[*volume]file{local: view, remote: files[2]}
 	if s := handovers(t, pods[0]); s.Holder != "keeper" {
 		t.Skip("no keeper holds the mount: ", s.Why)
 	}

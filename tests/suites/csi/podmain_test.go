@@ -313,7 +313,7 @@ func (p *program) hbmfs(path string, f file) error {
 }
 
 // restOfLoop is how long a loop rests between two passes: without it, readers take the CPUs from what they wait for.
-const restOfLoop = 20 * time.Millisecond
+const restOfLoop = 50 * time.Millisecond
 
 // loop reads a file again and again, and looks at the clock.
 type loop struct {

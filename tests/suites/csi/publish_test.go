@@ -12,15 +12,17 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
+
+	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
 // TestPods takes pods through their lives: published, read, killed, with a driver that is replaced in the middle, and
-// unpublished. All pods of a volume share one daemon, and all can read past it.
+// unpublished. All pods of a volume share one daemon, and all can read past it. HBMFS_TEST_LONG has more of them.
 func TestPods(t *testing.T) {
 	n := newNode(t)
 	files := someFiles(1)
 	var pluginFDs, hostFDs int
-	for _, count := range []int{1, 8, 50} {
+	for _, count := range []int{1, 8, blackbox.Rounds(12, 50)} {
 		v := n.directoryVolume(fmt.Sprint("corpus-", count), files)
 		pods := n.startPods(v, count)
 		if d := n.daemons(); len(d) != 1 {

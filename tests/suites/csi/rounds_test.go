@@ -21,7 +21,7 @@ import (
 )
 
 // rounds is how many random things happen where HBMFS_CSI_ROUNDS does not say.
-const rounds = 60
+const rounds = 30
 
 // maxPods run at once in the random test.
 const maxPods = 6

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -238,6 +239,12 @@ func TestCacheOfAnotherUser(t *testing.T) {
 func TestCacheThatOthersCanForge(t *testing.T) {
 	blackbox.NeedRoot(t)
 	w := mounttest.NewWeb(t)
+	good := filepath.Join(suite.NewDir(t), "way", "cache")
+	m := onCache(t, w.URL, good)
+	if got := parsed[warmed](t, "warm", "--json", m.Point); got.Left != 0 {
+		t.Errorf("%+v", got)
+	}
+	must(t, m.Close())
 	for name, k := range map[string]struct {
 		prepare func(t *testing.T, dir string) // dir has a good cache
 		says    string
@@ -263,11 +270,10 @@ func TestCacheThatOthersCanForge(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			dir := filepath.Join(suite.NewDir(t), "way", "cache")
-			m := onCache(t, w.URL, dir)
-			if got := parsed[warmed](t, "warm", "--json", m.Point); got.Left != 0 {
-				t.Errorf("%+v", got)
+			must(t, os.Mkdir(filepath.Dir(dir), 0o755))
+			if r := suite.RunCommand(t, exec.Command("cp", "-a", good, dir)); r.Code != 0 {
+				t.Fatalf("copy a cache: %+v", r)
 			}
-			must(t, m.Close())
 			segments := filesBelow(t, dir)
 			k.prepare(t, dir)
 			for _, args := range [][]string{

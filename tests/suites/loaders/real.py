@@ -7,7 +7,9 @@ reader (nanoGPT, llm.c, modded-nanogpt, OLMo, GPT-NeoX), the function does what 
 streams() reads the tokens of each split as one array, with the borders of its documents: what a view must show.
 """
 
+import contextlib
 import csv
+import fcntl
 import gzip
 import logging
 import os
@@ -230,6 +232,17 @@ def mds_local(path, entry, scratch):
             yield dataset[i]
 
 
+@contextlib.contextmanager
+def alone():
+    """No other test has a StreamingDataset meanwhile: MosaicML Streaming has the same names in /dev/shm in each process."""
+    fd = os.open("/dev/shm", os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
 def mds_streaming(in_place):
     """in_place reads the shards where they lie; otherwise they are fetched, and decompressed, into the scratch."""
 
@@ -238,11 +251,14 @@ def mds_streaming(in_place):
         from streaming.base.util import clean_stale_shared_memory
 
         for split in entry["splits"]:
-            clean_stale_shared_memory()
             where = {"local": str(path)} if in_place else {"remote": str(path), "local": str(Path(scratch, "mds"))}
             hashes = {} if in_place else {"validate_hash": "sha1"}
-            dataset = StreamingDataset(**where, **hashes, split=split or None, shuffle=False, batch_size=1)
-            yield from (dataset[i] for i in range(len(dataset)))
+            with alone():
+                clean_stale_shared_memory()
+                dataset = StreamingDataset(**where, **hashes, split=split or None, shuffle=False, batch_size=1)
+                samples = [dataset[i] for i in range(len(dataset))]
+                del dataset
+            yield from samples
 
     return read
 

@@ -176,7 +176,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, Faults(options.hbmfs, Path(folder), options.shards) as faults:
-        with hbmfs.Reader(options.device) as reader:
+        with hbmfs.Reader(options.device, reuse=options.device != "cpu") as reader:
             run(faults, reader, options.rows, options.length, options.rounds, say=lambda text: print(text, flush=True))
 
 

@@ -18,14 +18,13 @@ import torch
 import torch.distributed.checkpoint as dcp
 from hbmfs.checkpoints import _publishing, steps
 from hbmfs.checkpoints import Checkpoints
+from long import LONG
 from test_checkpoints import loaded, other, state
 from test_dcp_group import local, same
 from waiting import PATIENCE, main_is_in, until, when
 
 pytestmark = [pytest.mark.filterwarnings("ignore:torch.distributed is disabled"), pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")]
 
-LONG = bool(os.environ.get("HBMFS_TEST_LONG"))
-"""Whether more processes are ended."""
 RATE = 6 << 20
 """Bytes a second, so that a save of a megabyte takes a while."""
 NEVER = 10 * PATIENCE

@@ -13,7 +13,8 @@ import pytest
 import torch
 from hbmfs.checkpoints import _publishing
 from hbmfs.checkpoints import Checkpoints
-from test_checkpoints_ended import LONG, NEVER, RATE
+from long import LONG
+from test_checkpoints_ended import NEVER, RATE
 from test_dcp_group import local, ranks, same
 from waiting import PATIENCE, until
 

@@ -72,7 +72,7 @@ def reshard(rank, size, path, before, after):
 
 
 def test_resharded(tmp_path):
-    """4 -> 2 -> 8 ranks."""
+    """4 -> 2 -> 4 ranks, or 8."""
     assert ranks(4, round_trip, tmp_path, 1).wait() == ["same"] * 4
     assert ranks(2, reshard, tmp_path, "ours", "two").wait() == ["same"] * 2
     assert ranks(SAVED_BY, reshard, tmp_path, "two", None).wait() == ["same"] * SAVED_BY

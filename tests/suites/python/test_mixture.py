@@ -12,6 +12,7 @@ import hbmfs
 import numpy as np
 import pytest
 from hbmfs.data import _chairman
+from long import trials
 from numpy_dataset import NumpyDataset
 
 SEQ_LEN = 3
@@ -72,7 +73,7 @@ def random_weights(pick, k):
 # --- shares ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("trial", range(40))
+@pytest.mark.parametrize("trial", trials(40))
 def test_shares_at_every_prefix(trial):
     pick = random.Random(trial)
     k = pick.choice([2, 3, 4, 7, 20, 50])
@@ -108,7 +109,7 @@ def test_weights_of_every_kind(weights):
 
 
 def test_an_order_that_repeats_itself_is_the_one_that_is_drawn():
-    for trial in range(20):
+    for trial in trials(20):
         pick = random.Random(trial)
         weights = [pick.randrange(1, 9) for _ in range(pick.randrange(1, 6))]
         phases = [(0, [Fraction(w) for w in weights]), (pick.randrange(100, 900), [Fraction(w) for w in reversed(weights)])]
@@ -122,7 +123,7 @@ def test_an_order_that_repeats_itself_is_the_one_that_is_drawn():
         assert whole.sources(0, 2000).tolist() == expected
 
 
-@pytest.mark.parametrize("trial", range(60))
+@pytest.mark.parametrize("trial", trials(60))
 def test_the_library_draws_the_same_as_python(trial):
     pick = random.Random(trial)
     k = pick.choice([1, 2, 3, 7, 20, 50])
@@ -168,7 +169,7 @@ def test_the_union_of_the_ranks_is_the_global_order(world_size, exhausted):
     assert found == whole[: len(found)] and len(whole) - len(found) < 5 * world_size * 2
 
 
-@pytest.mark.parametrize("trial", range(40))
+@pytest.mark.parametrize("trial", trials(40))
 def test_stopping_anywhere_and_going_on_with_other_ranks(trial):
     pick = random.Random(trial)
     counts = [pick.randrange(20, 90) for _ in range(pick.randrange(2, 6))]

@@ -14,6 +14,7 @@ import pytest
 import torch
 from hbmfs.data._packing import best_fit_here, pack, pack_here
 from hbmfs.data._segments import of_rows, of_rows_here
+from long import trials
 from numpy_dataset import NumpyDataset
 from test_dataset import streams
 from waiting import PATIENCE
@@ -53,7 +54,7 @@ def check(batch, borders):
 
 
 @pytest.mark.parametrize("targets", [False, True])
-@pytest.mark.parametrize("trial", range(8))
+@pytest.mark.parametrize("trial", trials(8))
 def test_borders_in_a_stream(trial, targets):
     ds = documents(trial)
     plain = hbmfs.TokenStream(ds, 5, 16, seed=trial, epochs=1, targets=targets, drop_last=False)
@@ -85,7 +86,7 @@ def test_documents_that_nobody_knows():
             make(NumpyDataset(np.zeros(100)))
 
 
-@pytest.mark.parametrize("trial", range(30))
+@pytest.mark.parametrize("trial", trials(30))
 def test_the_library_finds_the_same_documents_as_numpy(trial):
     random_ = np.random.default_rng(trial)
     borders = [np.append(0, np.cumsum(random_.integers(0, random_.integers(2, 90), random_.integers(2, 300)))) for _ in range(1 + trial % 3)]
@@ -113,7 +114,7 @@ def one_by_one(lengths, room):
     return sorted(left)
 
 
-@pytest.mark.parametrize("trial", range(60))
+@pytest.mark.parametrize("trial", trials(60))
 def test_best_fit_is_best_fit(trial):
     random_ = np.random.default_rng(trial)
     room = int(random_.integers(1, 60))
@@ -124,7 +125,7 @@ def test_best_fit_is_best_fit(trial):
     assert sorted(room - np.bincount(sample, weights=lengths, minlength=count)) == one_by_one(lengths, room)
 
 
-@pytest.mark.parametrize("trial", range(40))
+@pytest.mark.parametrize("trial", trials(40))
 def test_the_library_packs_as_numpy_does(trial):
     random_ = np.random.default_rng(trial)
     room, count = int(random_.integers(1, 80)), int(random_.integers(1, 400))
@@ -137,7 +138,7 @@ def test_the_library_packs_as_numpy_does(trial):
         assert a.dtype == b.dtype and np.array_equal(a, b)
 
 
-@pytest.mark.parametrize("trial", range(12))
+@pytest.mark.parametrize("trial", trials(12))
 def test_packing_loses_and_repeats_no_token(trial):
     pick = random.Random(trial)
     ds, seq_len = documents(trial, longest=pick.choice([10, 40, 90])), pick.choice([16, 33])
@@ -183,7 +184,7 @@ def test_padding_is_the_token_that_was_asked_for():
     assert batches and all(np.array_equal(batch.tokens == -1, batch.document_ids < 0) for batch in batches)
 
 
-@pytest.mark.parametrize("trial", range(25))
+@pytest.mark.parametrize("trial", trials(25))
 def test_stopping_anywhere_and_going_on_with_other_ranks(trial):
     pick = random.Random(trial)
     ds = documents(trial)
@@ -373,7 +374,7 @@ def test_training_with_sequences_and_with_a_mask_gives_the_same_loss(packing):
         options = {"seed": 4, "targets": True, "dtype": "int64"}
         stream = hbmfs.PackedStream(ds, 2, 32, **options) if packing == "best-fit" else hbmfs.TokenStream(ds, 2, 32, packed=True, **options)
         kept = losses[attend] = []
-        for raw in itertools.islice(stream, 300):
+        for raw in itertools.islice(stream, 150):
             batch = hbmfs.Packed(*(torch.as_tensor(field) if isinstance(field, np.ndarray) else field for field in raw))
             loss = torch.nn.functional.cross_entropy(model(batch, attend).flatten(0, 1), batch.labels.flatten())
             optimizer.zero_grad()

@@ -8,6 +8,7 @@ import random
 import hbmfs
 import numpy as np
 import pytest
+from long import trials
 from numpy_dataset import NumpyDataset
 
 SAMPLES, SEQ_LEN = 257, 3
@@ -42,7 +43,7 @@ def on_disk(tmp_path_factory):
         yield ds
 
 
-@pytest.mark.parametrize("trial", range(60))
+@pytest.mark.parametrize("trial", trials(60))
 def test_every_sample_once_in_the_same_order_whatever_happens(trial, on_disk):
     # Most trials are of the order alone; in some the batches come through the library.
     ds = on_disk if trial % 6 == 0 else dataset()

@@ -11,6 +11,7 @@ import warnings
 import hbmfs
 import numpy as np
 import pytest
+from long import trials
 from numpy_dataset import NumpyDataset
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import worker as torch_worker
@@ -93,7 +94,7 @@ def ranks(kind, world_size, batch_size, state=None, **options):
     return streams
 
 
-@pytest.mark.parametrize("trial", range(12))
+@pytest.mark.parametrize("trial", trials(12))
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_number_of_batches_is_enough(kind, trial):
     """Stopped anywhere, also inside of a round, and gone on with other workers, ranks and batches: every sample once, in the same order."""

@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
 // TestNamesAreRefusedWhenTheyAreMade: publishing has nothing to complain of then.
@@ -53,7 +55,7 @@ for line in sys.stdin:
     shutil.rmtree(line[:-1], ignore_errors=True)
     print("done", flush=True)
 `
-	const trees, subs, processes = 20, 20, 2
+	const subs, processes = 20, 2
 	var orders []io.Writer
 	var answers []*bufio.Scanner
 	for range processes {
@@ -73,7 +75,7 @@ for line in sys.stdin:
 			}
 		}()
 	}
-	for i := range trees {
+	for i := range blackbox.Rounds(5, 20) {
 		tree := filepath.Join(dir, itoa(i))
 		for k := range subs {
 			must(t, os.MkdirAll(filepath.Join(tree, itoa(k), "sub"), 0o755))

@@ -1,5 +1,6 @@
 """docs/guide/coming-from.md: the lines before and after, run with the real packages; where both give the same, it is compared."""
 
+import fcntl
 import os
 import re
 import shutil
@@ -65,7 +66,16 @@ def test_megatron(source):
         dataset.close()
 
 
-def test_mosaicml(source, mount):
+@pytest.fixture
+def alone():
+    """No other test has a StreamingDataset meanwhile, as in tests/loaders/real.py."""
+    fd = os.open("/dev/shm", os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    yield
+    os.close(fd)
+
+
+def test_mosaicml(source, mount, alone):
     from streaming.base.util import clean_stale_shared_memory
 
     clean_stale_shared_memory()

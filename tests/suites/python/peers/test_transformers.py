@@ -125,13 +125,13 @@ def test_dtype_of_a_config_that_says_none(path):
 
 def test_nothing_is_copied(path, monkeypatch):
     given = {}
-    real = hbmfs.weights.load
+    real = hbmfs.weights.Call.load
 
-    def remember(*arguments, **options):
-        given.update(real(*arguments, **options))
+    def remember(call):
+        given.update(real(call))
         return dict(given)
 
-    monkeypatch.setattr("hbmfs.weights.load", remember)
+    monkeypatch.setattr("hbmfs.weights.Call.load", remember)
     model = load(transformers.LlamaForCausalLM, path)
     assert {name: tensor.data_ptr() for name, tensor in model.state_dict().items()} == {name: tensor.data_ptr() for name, tensor in given.items()}
 
@@ -417,7 +417,7 @@ def test_weights_that_cannot_be_read(path, monkeypatch):
     def fail(*arguments, **options):
         raise hbmfs.OutOfMemoryError("no memory is left")
 
-    monkeypatch.setattr("hbmfs.weights.load", fail)
+    monkeypatch.setattr("hbmfs.weights.Call.load", fail)
     with pytest.raises(hbmfs.OutOfMemoryError, match="no memory is left"):
         load(transformers.LlamaForCausalLM, path)
 

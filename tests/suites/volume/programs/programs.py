@@ -1,6 +1,8 @@
 """Programs that save checkpoints, unmodified, into the checkpoint volume that the second argument names. The first says which one. It prints
 "ok", or "skip" and why it cannot run here. What was saved is loaded again from the mount, after it was published."""
 
+import contextlib
+import multiprocessing
 import os
 import shutil
 import subprocess
@@ -77,38 +79,48 @@ def safetensors(mount):
 
 
 def deepspeed(mount):
-    group()
+    """DeepSpeed's engine with ZeRO 2. It writes its latest, and a script, into the root beside the tags' directories."""
     import deepspeed
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    two_ranks(mount, deepspeed_rank, "tag*")
+    assert (mount / "latest").read_text() == "tag4" and (mount / "zero_to_fp32.py").stat().st_size > 0
+
+
+def deepspeed_rank(mount, loads, steps, who):
+    import deepspeed
+
+    def name(step):
+        return f"tag{step}"
+
+    def train():
+        engine.backward(engine(torch.randn(2, 80).bfloat16()).float().pow(2).mean())
+        engine.step()
+
+    rank = join()
     torch.manual_seed(0)
     model = torch.nn.Linear(80, 40)
     config = {
         "train_micro_batch_size_per_gpu": 2,
-        "train_batch_size": 2,
+        "train_batch_size": 4,
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "torch_adam": True}},
         "zero_optimization": {"stage": 2},
         "bf16": {"enabled": True},
     }
     engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
-    engine.backward(engine(torch.randn(2, 80).bfloat16()).float().pow(2).mean())
-    engine.step()
-    before = {name: value.clone() for name, value in engine.module.state_dict().items()}
-    # Beside the tag's directory it writes latest, and its script, into the root.
-    assert engine.save_checkpoint(mount, tag="one", client_state={"note": 1})
-    publish(mount / "one")
-    assert (mount / "latest").read_text() == "one" and (mount / "zero_to_fp32.py").stat().st_size > 0
-    engine.backward(engine(torch.randn(2, 80).bfloat16()).float().pow(2).mean())
-    engine.step()
-    path, client = engine.load_checkpoint(mount)
-    assert path is not None and client["note"] == 1
-    same(before, engine.module.state_dict())
-    assert engine.save_checkpoint(mount, tag="two") and not published(mount / "two")
-    assert engine.save_checkpoint(mount, tag="three") and published(mount / "two"), "latest has not published it"
-    path, _ = engine.load_checkpoint(mount, tag="two")
-    assert path is not None
-    shutil.rmtree(mount / "two", ignore_errors=True)
-    assert published(mount / "three") and not (mount / "two").exists()
+    if loads:
+        train()
+        path, client = engine.load_checkpoint(mount, tag=name(loads))
+        assert path is not None and client["step"] == loads
+        same(client["model"], engine.module.state_dict())
+    kill_in(who, (torch, "save"), (engine.checkpoint_engine, "commit"))  # which comes before latest
+    for step in steps:
+        train()
+        model_now = {key: value.clone() for key, value in engine.module.state_dict().items()}
+        assert engine.save_checkpoint(mount, tag=name(step), client_state={"step": step, "model": model_now})
+        if rank == 0 and step > 1:
+            assert published(mount / name(step - 1)), "latest has not published the one before"
+        rotated(mount, name, step, rank)
 
 
 def transformers(mount):
@@ -153,14 +165,30 @@ def trainer(mount):
     transformers.Trainer(model=again, args=arguments, train_dataset=data).train(resume_from_checkpoint=str(mount / "checkpoint-3"))
 
 
-def ranks(program, mount, *arguments):
-    """Runs a program as two ranks, and gives how they ended."""
+def ranks(program, *arguments):
+    """Runs a function as two ranks, and gives how they ended. They are forked, so that the framework is imported once."""
+    fork = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as meeting:
         started = []
-        for rank in range(2):
-            environment = os.environ | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MEETING": f"{meeting}/store"}
-            started.append(subprocess.Popen([sys.executable, __file__, program, mount, *map(str, arguments)], env=environment, stdout=subprocess.DEVNULL))
-        return [process.wait(timeout=240) for process in started]
+        for rank in (1, 0):
+            environment = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "MEETING": f"{meeting}/store"}
+            environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "OTHER": str(started[0].pid) if started else ""}
+            started.append(fork.Process(target=rank_main, args=(environment, program, *arguments)))
+            started[-1].start()
+        for process in started:
+            process.join(240)
+        for process in started:  # with processes that a killed rank has left
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, 9)
+            process.join()
+        return [process.exitcode for process in reversed(started)]
+
+
+def rank_main(environment, program, *arguments):
+    os.setsid()
+    os.environ |= environment
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    program(*arguments)
 
 
 def join():
@@ -170,19 +198,64 @@ def join():
     return rank
 
 
+def two_ranks(mount, program, pattern):
+    """Two ranks save; one or both are killed in the middle of a save; two others load, save again over what is left, and rotate. What was killed is never shown."""
+
+    def shown(*steps):
+        names = sorted(path.name for path in mount.glob(pattern) if published(path))
+        assert [int("".join(filter(str.isdigit, name))) for name in names] == list(steps), (program.__name__, names)
+
+    assert ranks(program, mount, 0, (1, 2), "nobody") == [0, 0]
+    shown(1, 2)
+    for who in ("one", "both"):
+        ended = ranks(program, mount, 2, (3,), who)
+        assert ended[1] == -9 and (ended[0] == -9 if who == "both" else ended[0] > 0), (program.__name__, who, ended)
+        shown(1, 2)
+    assert ranks(program, mount, 2, (3, 4), "nobody") == [0, 0]
+    shown(3, 4)
+
+
+def kill_in(who, written, last):
+    """Has rank 1 be killed once it has written its part of a checkpoint, or rank 0 kill both before the last file. Each of written and last is an object and the
+    name of a function of it."""
+    rank = int(os.environ["RANK"])
+    if who == "one" and rank == 1:
+        module, name = written
+        write = getattr(module, name)
+
+        def then_die(*arguments, **options):
+            result = write(*arguments, **options)
+            if hasattr(result, "wait"):
+                result.wait()
+            os.kill(os.getpid(), 9)
+
+        setattr(module, name, then_die)
+    if who == "both" and rank == 0:
+
+        def both(*_, **__):
+            os.kill(int(os.environ["OTHER"]), 9)
+            os.kill(os.getpid(), 9)
+
+        setattr(*last, both)
+
+
+def rotated(mount, name, step, rank):
+    """Ends the save of a step as a training loop does: rank 0 removes the one before the one before."""
+    torch.distributed.barrier()
+    if rank == 0 and step > 2:
+        shutil.rmtree(mount / name(step - 2), ignore_errors=True)
+    torch.distributed.barrier()
+
+
 def torchtitan(mount):
-    """Its CheckpointManager, on two ranks of FSDP: saves, is killed within a save, loads, saves again over what is left, and rotates."""
+    """Its CheckpointManager, on two ranks of FSDP."""
     import torchtitan.components.checkpoint  # noqa: F401 (skips where it is not installed)
 
-    steps = lambda: sorted(path.name for path in mount.glob("step-*") if published(path))  # noqa: E731
-    assert ranks("torchtitan_rank", mount, 0, 1, 2) == [0, 0] and steps() == ["step-1", "step-2"], steps()
-    ended = ranks("torchtitan_rank", mount, 2, "killed")
-    assert ended[1] == -9 and ended[0] != 0 and steps() == ["step-1", "step-2"], (ended, steps())
-    assert ranks("torchtitan_rank", mount, 2, 3, 4) == [0, 0] and steps() == ["step-3", "step-4"], steps()
+    two_ranks(mount, torchtitan_rank, "step-*")
 
 
-def torchtitan_rank(mount, loads, *steps):
-    """Loads the newest step and compares its number, then saves some. One that is killed is in the middle of a save."""
+def torchtitan_rank(mount, loads, steps, who):
+    from torch.distributed.checkpoint import FileSystemWriter
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torchtitan.components.checkpoint import CheckpointManager
@@ -195,17 +268,15 @@ def torchtitan_rank(mount, loads, *steps):
         dataloader=State(), model_parts=[model], optimizers=State(), lr_schedulers=State(), states={"train_state": state}, sd_adapter=None, base_folder=str(mount.parent),
     )  # fmt: skip
     found = manager.load()
-    assert found == (loads != "0") and state.step == int(loads), (found, state.step)
+    assert found == (loads != 0) and state.step == loads, (found, state.step)
     if found:
         assert torch.equal(model.weight.full_tensor(), torch.full((40, 80), float(loads)))
+    kill_in(who, (FileSystemWriter, "write_data"), (FileSystemWriter, "finish"))
     for step in steps:
-        if step == "killed" and rank == 1:
-            dcp_write = torch.distributed.checkpoint.FileSystemWriter.write_data
-            torch.distributed.checkpoint.FileSystemWriter.write_data = lambda *a: (dcp_write(*a).wait(), os.kill(os.getpid(), 9))
-        state.step = 3 if step == "killed" else int(step)
+        state.step = step
         with torch.no_grad():
-            model.weight.to_local().fill_(state.step)
-        manager.save(state.step)
+            model.weight.to_local().fill_(step)
+        manager.save(step)
         torch.distributed.barrier()
         if rank == 0:
             publish(mount / f"step-{step}")
@@ -225,89 +296,90 @@ class State:
         self.step = int(state["step"])
 
 
-def group():
-    """A process group of this process alone."""
-    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29533"}
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-
-
 def published(path):
     return (path / ".hbmfs-manifest.json").exists()
 
 
-def megatron_save(mount, step):
-    """What Megatron's training loop does, up to its tracker."""
+def megatron(mount):
+    """megatron-core's dist_checkpointing, and the tracker that Megatron's training loop writes."""
+    import megatron.core.dist_checkpointing  # noqa: F401 (imported once for all ranks)
+
+    two_ranks(mount, megatron_rank, "iter_*")
+    assert (mount / "latest_checkpointed_iteration.txt").read_text() == "4"
+
+
+def megatron_rank(mount, loads, steps, who):
     from megatron.core import dist_checkpointing
+    from megatron.core.dist_checkpointing import ShardedTensor, serialization
+    from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
+
+    def state(value):
+        part = torch.full((32, 8), float(value + rank))
+        return {"weight": ShardedTensor.from_rank_offsets("weight", part, (0, rank, 2), replica_id=0), "step": value}
+
+    def name(step):
+        return f"iter_{step:07d}"
 
     torch.cuda.synchronize, torch.cuda.current_device = lambda *_: None, lambda: "cpu"  # there is no GPU here
-    path = mount / f"iter_{step:07d}"
-    path.mkdir(exist_ok=True)
-    dist_checkpointing.save(megatron_state(step), str(path))
-    assert (path / ".metadata").exists() and (path / "metadata.json").exists() and not published(path)
-    return path
-
-
-def megatron_state(value):
-    from megatron.core.dist_checkpointing import ShardedTensor
-
-    return {"weight": ShardedTensor.from_rank_offsets("weight", torch.full((64, 8), float(value)), replica_id=0), "step": value}
-
-
-def megatron(mount):
-    group()
-    from megatron.core import dist_checkpointing
-
+    rank = join()
     tracker = mount / "latest_checkpointed_iteration.txt"
-    for step in (1, 2):
-        path = megatron_save(mount, step)
-        tracker.write_text(str(step))
-        assert published(path), "the tracker has not published it"
-    killed = subprocess.run([sys.executable, __file__, "megatron_killed", mount], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=240)
-    assert killed.returncode == -9 and not published(mount / "iter_0000003"), killed
-    state = dist_checkpointing.load(megatron_state(0), str(mount / f"iter_{int(tracker.read_text()):07d}"))
-    assert state["step"] == 2 and torch.equal(state["weight"], torch.full((64, 8), 2.0))
-    path = megatron_save(mount, 3)  # once more, over what the killed one left
-    tracker.write_text("3")
-    state = dist_checkpointing.load(megatron_state(0), str(path))
-    assert state["step"] == 3 and torch.equal(state["weight"], torch.full((64, 8), 3.0))
-    shutil.rmtree(mount / "iter_0000001", ignore_errors=True)
-    assert sorted(p.name for p in mount.glob("iter_*")) == ["iter_0000002", "iter_0000003"]
-
-
-def megatron_killed(mount):
-    """Is killed before it writes the tracker."""
-    group()
-    megatron_save(mount, 3)
-    os.kill(os.getpid(), 9)
+    if loads:
+        assert int(tracker.read_text()) == loads
+        loaded = dist_checkpointing.load(state(0), str(mount / name(loads)))
+        assert loaded["step"] == loads and torch.equal(loaded["weight"], torch.full((32, 8), float(loads + rank)))
+    kill_in(who, (FileSystemWriterAsync, "retrieve_write_results"), (serialization, "save_config"))  # metadata.json comes after .metadata
+    for step in steps:
+        if rank == 0:
+            (mount / name(step)).mkdir(exist_ok=True)
+        torch.distributed.barrier()
+        dist_checkpointing.save(state(step), str(mount / name(step)))
+        assert not published(mount / name(step)), "something else than the tracker has published it"
+        torch.distributed.barrier()
+        if rank == 0:
+            tracker.write_text(str(step))
+        rotated(mount, name, step, rank)
 
 
 def lightning(mount):
+    """Fabric with the ModelParallel strategy, whose meta.pt comes after .metadata."""
+    import lightning.fabric  # noqa: F401 (imported once for all ranks)
+
+    two_ranks(mount, lightning_rank, "lightning-*")
+
+
+def lightning_rank(mount, loads, steps, who):
     from lightning.fabric import Fabric
     from lightning.fabric.strategies import ModelParallelStrategy
+    from torch.distributed.checkpoint import FileSystemWriter
     from torch.distributed.fsdp import fully_shard
 
     def parallelize(model, mesh):
         return fully_shard(model, mesh=mesh["data_parallel"])
 
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    fabric = Fabric(accelerator="cpu", devices=1, strategy=ModelParallelStrategy(parallelize, data_parallel_size=1, tensor_parallel_size=1))
+    def name(step):
+        return f"lightning-{step}"
+
+    rank = join()
+    fabric = Fabric(accelerator="cpu", devices=2, strategy=ModelParallelStrategy(parallelize, data_parallel_size=2, tensor_parallel_size=1))
     fabric.launch()
     with fabric.init_module(empty_init=False):
         module = torch.nn.Linear(80, 40)
     model = fabric.setup(module)
-    saved = {name: value.full_tensor().clone() for name, value in model.state_dict().items()}
-    for step in (1, 2):
-        fabric.save(mount / f"lightning-{step}", {"model": model, "step": step})  # which ends with meta.pt
-        assert (mount / f"lightning-{step}" / "meta.pt").exists()
-        publish(mount / f"lightning-{step}")
-    with torch.no_grad():
-        model.weight.zero_()
     state = {"model": model, "step": 0}
-    fabric.load(mount / "lightning-2", state)
-    assert state["step"] == 2
-    same(saved, {name: value.full_tensor() for name, value in model.state_dict().items()})
-    shutil.rmtree(mount / "lightning-1", ignore_errors=True)
-    assert [p.name for p in mount.glob("lightning-*")] == ["lightning-2"]
+    if loads:
+        fabric.load(mount / name(loads), state)
+        assert state["step"] == loads and torch.equal(model.weight.full_tensor(), torch.full((40, 80), float(loads)))
+    kill_in(who, (FileSystemWriter, "write_data"), (torch, "save"))
+    for step in steps:
+        with torch.no_grad():
+            model.weight.to_local().fill_(step)
+        fabric.save(mount / name(step), {"model": model, "step": step})
+        torch.distributed.barrier()
+        assert (mount / name(step) / "meta.pt").exists() and not published(mount / name(step))
+        torch.distributed.barrier()
+        if rank == 0:
+            publish(mount / name(step))
+        rotated(mount, name, step, rank)
 
 
 def numpy(mount):
