@@ -81,7 +81,7 @@ func TestSmallBatchesOnTheHostWakeNoThread(t *testing.T) {
 	r := newReader(t, Options{Device: HostDevice, Threads: 2, Arena: 1 << 20})
 	f := openFileIn(t, r, file)
 	to := newMemory(t, r, 2*quickBytes, 0)
-	_, err := f.GatherInto(t.Context(), Target{Memory: Memory{Pointer: to.Memory.Pointer, Length: 1000}}, []int64{0}, 1000) // which maps the file
+	_, err := f.GatherInto(t.Context(), Target{Memory: Memory{Pointer: to.Pointer, Length: 1000}}, []int64{0}, 1000) // which maps the file
 	must(t, err)
 	for _, c := range []struct {
 		rows   int64
@@ -96,7 +96,7 @@ func TestSmallBatchesOnTheHostWakeNoThread(t *testing.T) {
 		for i := range offsets {
 			offsets[i] = int64(i) << 12
 		}
-		target := Target{Memory: Memory{Pointer: to.Memory.Pointer, Length: c.rows << 12}}
+		target := Target{Memory: Memory{Pointer: to.Pointer, Length: c.rows << 12}}
 		if at := (&scattering{r: r, files: []*File{f}, to: r.memory(target.Memory)}).copiedAtOnce(); at != c.atOnce {
 			t.Errorf("%+v: at once: %v", c, at)
 		}
