@@ -21,7 +21,8 @@ func (r *Reader) Wall(ctx context.Context, during time.Duration) (float64, error
 // Plain reads a range as a program does that knows nothing of GPUs: one thread, read into ordinary memory, then a
 // copy to HBM, block after block. The paths are compared with it. On the host there is no copy.
 func (f *File) Plain(ctx context.Context, offset, n int64) error {
-	if err := f.inside([]int64{offset}, n); err != nil || n == 0 {
+	spans, err := f.rows(nil, []int64{offset}, n)
+	if err != nil || n == 0 {
 		return err
 	}
 	size := min(baseline.Block, n)
@@ -31,7 +32,7 @@ func (f *File) Plain(ctx context.Context, offset, n int64) error {
 	}
 	defer f.r.arena.Free(at, size)
 	buffer := make([]byte, size)
-	return f.eachGroup(ctx, Span{offset, n}, func(pieces []source.Piece) error {
+	return f.eachGroup(ctx, spans, func(pieces []source.Piece, _, _ bool) error {
 		return baseline.Plain(ctx, f.r.crew, f.r.arena.HBM(at), buffer, pieces)
 	})
 }

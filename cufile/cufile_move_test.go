@@ -27,7 +27,7 @@ func TestCuFileWhereOnePieceBecameTwo(t *testing.T) {
 		plain, err := source.OpenPlain(name, 100)
 		must(t, err)
 		s := &halved{newRestless(plain)}
-		f := &File{r: r, name: name, source: s}
+		f := r.add(name, s, "")
 		v, err := f.fillGone(t, s, offset)
 		must(t, err)
 		if moved := v.Moved(); moved.Compat != 150_000-offset || moved.Staged != 150_000 {
@@ -40,14 +40,12 @@ func TestCuFileWhereOnePieceBecameTwo(t *testing.T) {
 	}
 }
 
-// fillGone reads from offset on; the file goes between the plan and the move.
+// fillGone reads from offset on; the file goes before it is opened.
 func (f *File) fillGone(t *testing.T, s *halved, offset int64) (*View, error) {
-	q := &transfer{f: f, spans: []source.Span{{Offset: offset, N: f.Size() - offset}}}
-	v, err := q.allocate(t.Context())
+	v, spans, err := f.reserve(t.Context(), []int64{offset}, f.Size()-offset)
 	if err != nil {
 		return nil, err
 	}
-	f.r.descriptors.Shed(t.Context(), 0) // closed, as if others had needed its place
 	s.gone.Store(1)
-	return v, q.fill(t.Context(), v)
+	return f.fill(t.Context(), v, spans)
 }

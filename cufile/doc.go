@@ -19,7 +19,7 @@
 // requests, every 100 ms. A file that was cut fails each request from then on, and bytes of the last 100 ms may be wrong.
 //
 // [Reader.OpenMany] opens thousands of small files at the cost of a few, and [File.Prefetch] announces the next reads.
-// Readers of several GPUs that read the same files share their registrations: see [Shared].
+// Readers of one process share registrations and descriptors of the files that they all read, also those of several GPUs.
 //
 // There are five paths: [Direct], [Mapped], [Staged], [Compat] and [Host]. [Auto] chooses one per request and says
 // why ([View.Choice]). A path that was asked for and is not available is an error; nothing falls back in silence.

@@ -91,7 +91,7 @@ func TestCopyWithoutItsEvent(t *testing.T) {
 		m := newMemory(t, r, int64(len(data)), 0)
 		f := openFileIn(t, r, name)
 		ask(t, o.Libraries.CUDA, "fake_cuda_no_record")
-		if _, err := f.ReadInto(t.Context(), Target{Memory: m.Memory}, 0, f.Size()); err == nil || f.Moved().Total() != 0 {
+		if _, err := f.GatherInto(t.Context(), Target{Memory: m.Memory}, []int64{0}, f.Size()); err == nil || f.Moved().Total() != 0 {
 			t.Errorf("%s: %v, and %+v moved", path, err, f.Moved())
 		}
 		if n := ask(t, o.Libraries.CUDA, "fake_cuda_pending"); n != 0 {
@@ -108,11 +108,10 @@ func TestReadThatCloseOvertook(t *testing.T) {
 	must(t, err)
 	f, err := r.Open(t.Context(), name)
 	must(t, err)
-	q := &transfer{f: f, spans: []source.Span{{N: int64(len(data))}}}
-	v, err := q.allocate(t.Context())
+	v, spans, err := f.reserve(t.Context(), []int64{0}, int64(len(data)))
 	must(t, err)
 	must(t, r.mapped.Thread.Do(t.Context(), r.releaseGPU))
-	if err := q.fill(t.Context(), v); !errors.Is(err, ErrClosed) {
+	if _, err := f.fill(t.Context(), v, spans); !errors.Is(err, ErrClosed) {
 		t.Errorf("read: %v, want that the reader is closed", err)
 	}
 	_ = f.Close()

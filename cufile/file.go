@@ -41,14 +41,21 @@ func (r *Reader) Open(ctx context.Context, name string) (*File, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := r.add(name, s, note)
-	if r.opt.Path == Direct {
-		if note != "" {
-			return nil, errors.Join(fmt.Errorf("%w: direct for %s: it can only be %s", ErrUnavailable, name, note), f.Close())
-		}
-		if err := f.proveDirect(ctx); err != nil {
-			return nil, errors.Join(err, f.Close())
-		}
+	return r.admit(ctx, name, s, note)
+}
+
+// admit makes a File, if the path that was asked for is there for it.
+func (r *Reader) admit(ctx context.Context, name string, s source.File, note string) (*File, error) {
+	f, err := r.add(name, s, note), ctx.Err()
+	switch {
+	case err != nil || r.opt.Path != Direct:
+	case note != "":
+		err = fmt.Errorf("%w: direct for %s: it can only be %s", ErrUnavailable, name, note)
+	default:
+		err = f.proveDirect(ctx)
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
 	}
 	return f, nil
 }
@@ -80,7 +87,7 @@ func (f *File) enter() error {
 	return nil
 }
 
-// Close closes the file, cancels its requests, and waits for them and for other reads: cancel these before. Views of it
+// Close closes the file, cancels its requests and reads, and waits for them. Views of it
 // stay. It fails with ErrUnderWay where one hangs in a call into the system or a library, also one that was cancelled: then
 // the file is closed once that call has come back. Closing twice does nothing.
 func (f *File) Close() (err error) {
@@ -126,25 +133,11 @@ func (r *Reader) OpenMany(ctx context.Context, names []string) ([]*File, []error
 		defer r.gate.Leave()
 		opened = r.opener.OpenMany(ctx, names)
 	}
-	for i, s := range opened {
-		name := names[i]
-		if s != nil {
-			files[i] = r.add(name, s, "")
-		}
-		switch {
-		case ctx.Err() != nil:
-			errs[i] = ctx.Err()
-			if files[i] != nil {
-				errs[i] = errors.Join(errs[i], files[i].Close())
-				files[i] = nil
-			}
-		case files[i] == nil: // it is no such file, or cannot be opened, and Open says why
+	for i, name := range names {
+		if opened[i] == nil { // it is no such file, or cannot be opened, and Open says why
 			files[i], errs[i] = r.Open(ctx, name)
-		case r.opt.Path == Direct:
-			if errs[i] = files[i].proveDirect(ctx); errs[i] != nil {
-				errs[i] = errors.Join(errs[i], files[i].Close())
-				files[i] = nil
-			}
+		} else {
+			files[i], errs[i] = r.admit(ctx, name, opened[i], "")
 		}
 	}
 	return files, errs
@@ -160,11 +153,12 @@ type FileInfo struct {
 	Generation  uint64 // equal for equal content; 0 where unknown
 	Runs        int64  // that the file is made of
 	Note        string // why it is read through the mount; empty as a rule
+	Seen        bool   // the last request found all of its bytes registered, or mapped: then Prefetch does nothing
 }
 
 // Info describes the file. It asks neither the daemon nor the kernel.
 func (f *File) Info() FileInfo {
-	info := FileInfo{Size: f.Size(), Tokens: -1, Runs: 1, Note: f.note}
+	info := FileInfo{Size: f.Size(), Tokens: -1, Runs: 1, Note: f.note, Seen: f.seen.Load()}
 	if s, ok := f.source.(interface{ Told() *control.FileInfo }); ok {
 		told := s.Told()
 		info.Mounted, info.Runs = true, told.Runs

@@ -2,6 +2,7 @@ package cufile
 
 import (
 	"context"
+	"slices"
 
 	"github.com/hbmfs/hbmfs/cufile/internal/copied"
 	"github.com/hbmfs/hbmfs/cufile/internal/crew"
@@ -21,35 +22,14 @@ const quickBytes = 512 << 10
 
 // copiedAtOnce says whether the thread that begins a request copies its rows: they are few bytes, and the last request of each file found all of its own
 // in the page cache.
-func copiedAtOnce(files []*File, to *Target) bool {
-	if to.Length > quickBytes || files[0].r.copied == nil {
-		return false
-	}
-	for _, f := range files {
-		if !f.seen.Load() {
-			return false
-		}
-	}
-	return true
+func (s *scattering) copiedAtOnce() bool {
+	return s.r.copied != nil && len(s.to.Host) <= quickBytes && !slices.ContainsFunc(s.files, func(f *File) bool { return !f.seen.Load() })
 }
 
-// copyAtOnce copies rows of mapped files, and leaves the others to another thread.
-func (s *scattering) copyAtOnce(ctx context.Context, done func(Result, error)) {
-	total, missing, err := s.copyMapped(ctx)
-	switch {
-	case err != nil:
-		done(Result{}, err)
-	case len(missing) > 0:
-		go func() { done(s.rest(ctx, total, missing, nil)) }() // ended by ctx
-	default:
-		done(s.rest(ctx, total, nil, nil))
-	}
-}
-
-// copyMapped copies the rows of mapped files to memory of the host, and gives the others.
+// copyMapped copies the rows of mapped files to memory of the host, and gives the others: all of them on a GPU.
 func (s *scattering) copyMapped(ctx context.Context) (total Result, missing []part, err error) {
-	if err := s.look(); err != nil {
-		return total, nil, err
+	if err := s.look(); err != nil || s.r.copied == nil {
+		return total, s.parts, err
 	}
 	for _, p := range s.parts {
 		rest := p.file.copyRows(&s.to, p.spans, &total, &err)
@@ -57,7 +37,7 @@ func (s *scattering) copyMapped(ctx context.Context) (total Result, missing []pa
 			return total, nil, err
 		}
 		if len(rest) > 0 {
-			missing = append(missing, part{p.file, rest})
+			missing = append(missing, part{p.file, rest, p.view})
 		}
 	}
 	return total, missing, ctx.Err()

@@ -65,7 +65,7 @@ func TestRowsOnTheHostThatComeFromTheDisk(t *testing.T) {
 	to := newMemory(t, r, 1000, 0)
 	f.cold.Store(coldRequests)
 	for i := range int64(coldRequests + 2) {
-		_, err := f.ReadInto(t.Context(), Target{Memory: to.Memory}, 1000*i, 1000)
+		_, err := f.GatherInto(t.Context(), Target{Memory: to.Memory}, []int64{1000 * i}, 1000)
 		must(t, err)
 		to.holds(t, data[1000*i:][:1000], true)
 		if f.seen.Load() != (i >= coldRequests) {
@@ -81,7 +81,7 @@ func TestSmallBatchesOnTheHostWakeNoThread(t *testing.T) {
 	r := newReader(t, Options{Device: HostDevice, Threads: 2, Arena: 1 << 20})
 	f := openFileIn(t, r, file)
 	to := newMemory(t, r, 2*quickBytes, 0)
-	_, err := f.ReadInto(t.Context(), Target{Memory: Memory{Pointer: to.Pointer, Length: 1000}}, 0, 1000) // which maps the file
+	_, err := f.GatherInto(t.Context(), Target{Memory: Memory{Pointer: to.Pointer, Length: 1000}}, []int64{0}, 1000) // which maps the file
 	must(t, err)
 	for _, c := range []struct {
 		rows   int64
@@ -97,7 +97,7 @@ func TestSmallBatchesOnTheHostWakeNoThread(t *testing.T) {
 			offsets[i] = int64(i) << 12
 		}
 		target := Target{Memory: Memory{Pointer: to.Pointer, Length: c.rows << 12}}
-		if at := copiedAtOnce([]*File{f}, &target); at != c.atOnce {
+		if at := (&scattering{r: r, files: []*File{f}, to: r.memory(target.Memory)}).copiedAtOnce(); at != c.atOnce {
 			t.Errorf("%+v: at once: %v", c, at)
 		}
 		q, err := f.BeginGather(t.Context(), target, offsets, 1<<12)

@@ -23,66 +23,64 @@ type Target struct {
 	Targets Memory
 }
 
-// destination makes one of n bytes of the caller's memory. after is what [device.Device.Mark] gave.
-func (r *Reader) destination(at uintptr, n int64, after driver.Handle) crew.Destination {
-	d := crew.Destination{HBM: driver.Pointer(at), After: after}
-	if r.device.CUDA == nil && (Memory{Pointer: at, Length: n}).CanBe() { // memory that Go does not know, and which the caller keeps until the request has ended
-		d.Host = unsafe.Slice(*(**byte)(unsafe.Pointer(&at)), n)
+// memory makes a destination of memory of the caller.
+func (r *Reader) memory(m Memory) crew.Destination {
+	d := crew.Destination{HBM: driver.Pointer(m.Pointer)}
+	if r.device.CUDA == nil && m.CanBe() { // memory that Go does not know, and which the caller keeps until the request has ended
+		d.Host = unsafe.Slice(*(**byte)(unsafe.Pointer(&m.Pointer)), m.Length)
 	}
 	return d
 }
 
-// form gives how elements of so many bytes are written, those of rows of so many if there is a second output; nil: as they are. It refuses
-// what cannot be.
-func (r *Reader) form(to *Target, element, row int64, after driver.Handle) (*crew.Form, error) {
+// destination says where and how elements of so many bytes are written, those of rows of so many if there is a second output. Elements of 0 bytes are those
+// that are widened. It refuses what cannot be.
+func (r *Reader) destination(to *Target, element, row int64) (crew.Destination, error) {
+	d := r.memory(to.Memory)
 	form, err := to.Widen.Form()
 	switch {
 	case err != nil:
-		return nil, err
-	case form != nil && form.From != element:
-		return nil, fmt.Errorf("%w: elements of %d bytes are widened as if they had %d", ErrMemory, element, form.From)
+		return d, err
+	case to.Length < 0:
+		return d, fmt.Errorf("%w: it cannot have %d bytes", ErrMemory, to.Length)
+	case form != nil && element != 0 && form.From != element:
+		return d, fmt.Errorf("%w: elements of %d bytes are widened as if they had %d", ErrMemory, element, form.From)
 	case form == nil && to.Targets == (Memory{}):
-		return nil, nil
+		return d, nil
 	case form == nil:
 		form = &crew.Form{From: element, Size: element}
 	}
 	if to.Targets != (Memory{}) {
 		if form.Row = row; row < 1 || element > 8 || element&(element-1) != 0 {
-			return nil, fmt.Errorf("%w: rows of %d elements of %d bytes have no targets", ErrMemory, row, element)
+			return d, fmt.Errorf("%w: rows of %d elements of %d bytes have no targets", ErrMemory, row, element)
 		}
-		form.Beside = r.destination(to.Targets.Pointer, to.Targets.Length, after)
+		form.Beside = r.memory(to.Targets)
 	}
 	if (to.Pointer|to.Targets.Pointer)%uintptr(form.Size) != 0 {
-		return nil, fmt.Errorf("%w: elements of %d bytes need memory aligned to them", ErrMemory, form.Size)
+		return d, fmt.Errorf("%w: elements of %d bytes need memory aligned to them", ErrMemory, form.Size)
 	}
-	return form, nil
+	d.Form = form
+	return d, nil
 }
 
-// check refuses a request that cannot be, before anything is written.
-func (f *File) check(to *Target, offsets []int64, length int64) error {
-	if err := f.inside(offsets, length); err != nil {
-		return err
-	}
-	form, err := to.Widen.Form()
+// aim is the destination of n spans of length bytes. It refuses memory that cannot hold them.
+func (f *File) aim(to *Target, n, length int64) (crew.Destination, error) {
+	d, err := f.r.destination(to, 0, 0)
 	if err != nil {
-		return err
+		return d, err
 	}
 	times := int64(1)
-	if form != nil {
-		times = form.Size / form.From
-		if _, err := f.r.form(to, form.From, 0, 0); err != nil {
-			return fmt.Errorf("read %s: %w", f.name, err)
-		}
+	if d.Form != nil {
+		times = d.Form.Size / d.Form.From
 	}
 	switch {
-	case form != nil && length%form.From != 0:
-		return fmt.Errorf("read %s: %w: %d bytes are not whole elements of %d to widen", f.name, ErrMemory, length, form.From)
-	case length == 0 || len(offsets) == 0:
-		return nil
-	case to.Length < 0 || int64(len(offsets)) > to.Length/times/length:
-		return fmt.Errorf("read %s: %w: %d spans of %d bytes, each %d times as long there, do not fit into %d", f.name, ErrMemory, len(offsets), length, times, to.Length)
+	case d.Form != nil && length%d.Form.From != 0:
+		return d, fmt.Errorf("%w: %d bytes are not whole elements of %d to widen", ErrMemory, length, d.Form.From)
+	case length == 0 || n == 0:
+		return d, nil
+	case n > to.Length/times/length:
+		return d, fmt.Errorf("%w: %d spans of %d bytes, each %d times as long there, do not fit into %d", ErrMemory, n, length, times, to.Length)
 	}
-	return f.r.checkMemory(Memory{Pointer: to.Pointer, Length: int64(len(offsets)) * length * times})
+	return d, f.r.checkMemory(Memory{Pointer: to.Pointer, Length: n * length * times})
 }
 
 // checkMemory refuses memory of the caller that is not there. The thread has the device's context.

@@ -73,7 +73,7 @@ func (m *callersMemory) holds(t testing.TB, want []byte, fake bool) {
 
 func isFake(o Options) bool { return o.Device == HostDevice || o.Libraries.CUDA != "" }
 
-func TestReadIntoMemoryOfTheCaller(t *testing.T) {
+func TestIntoMemoryOfTheCaller(t *testing.T) {
 	everyPath(t, func(t *testing.T, o Options) {
 		name, data := randomFile(t, 1<<20+301_234, 11)
 		r := newReader(t, o)
@@ -87,7 +87,7 @@ func TestReadIntoMemoryOfTheCaller(t *testing.T) {
 		}
 		for i, span := range ranges {
 			m := newMemory(t, r, span[1]+100, int64(i%5)*3)
-			result, err := f.ReadInto(t.Context(), Target{Memory: m.Memory}, span[0], span[1])
+			result, err := f.GatherInto(t.Context(), Target{Memory: m.Memory}, []int64{span[0]}, span[1])
 			if err != nil {
 				t.Fatalf("read %d at %d: %v", span[1], span[0], err)
 			}
@@ -150,7 +150,7 @@ func TestGatherIntoWidens(t *testing.T) {
 	})
 }
 
-func TestManyReadIntoMemoryAtOnce(t *testing.T) {
+func TestManyGatherIntoMemoryAtOnce(t *testing.T) {
 	everyPath(t, func(t *testing.T, o Options) {
 		// More than may be registered at once: windows move while others plan with them.
 		name, data := randomFile(t, 5<<20, 13)
@@ -230,7 +230,7 @@ func TestHostMemoryThatIsNone(t *testing.T) {
 	f := openFileIn(t, newReader(t, o), name)
 	const nothing = 4096 // the first pages are never mapped
 	for _, kind := range []Widen{WidenNone, WidenU16ToI64} {
-		if _, err := f.ReadInto(t.Context(), Target{Memory: Memory{Pointer: nothing, Length: 1 << 20}, Widen: kind}, 0, 1000); err == nil {
+		if _, err := f.GatherInto(t.Context(), Target{Memory: Memory{Pointer: nothing, Length: 1 << 20}, Widen: kind}, []int64{0}, 1000); err == nil {
 			t.Errorf("widening %d: no error", kind)
 		}
 	}
@@ -243,7 +243,8 @@ func TestCuFileDoesNotWriteToMemoryOfTheCaller(t *testing.T) {
 	r := newReader(t, smallOptions(fakeLibraries(t), Compat))
 	f := openFileIn(t, r, name)
 	m := newMemory(t, r, int64(len(data)), 0)
-	if _, err := f.moveTo(t.Context(), r.destination(m.Pointer, m.Length, 0), []source.Span{{N: f.Size()}}); !errors.Is(err, errArena) {
+	straight := transfer{f: f, to: r.memory(m.Memory)}
+	if err := straight.run(t.Context(), []source.Span{{N: f.Size()}}); !errors.Is(err, errArena) {
 		t.Errorf("straight by cuFile: %v, want %v", err, errArena)
 	}
 	m.holds(t, nil, true)
@@ -275,7 +276,7 @@ func TestWritesWaitForTheCallersStream(t *testing.T) {
 				}
 				return err
 			}))
-			if _, err := f.ReadInto(t.Context(), Target{Memory: m.Memory, Stream: &s}, 0, f.Size()); err != nil {
+			if _, err := f.GatherInto(t.Context(), Target{Memory: m.Memory, Stream: &s}, []int64{0}, f.Size()); err != nil {
 				t.Fatal(err)
 			}
 			m.holds(t, data, true)
@@ -309,7 +310,7 @@ func TestCancelWaitsUntilNothingIsWritten(t *testing.T) {
 			t.Errorf("cancelled: %v", err)
 		}
 		before := m.read()
-		if _, err := f.ReadInto(t.Context(), Target{Memory: newMemory(t, r, 1000, 0).Memory}, 0, 1000); err != nil {
+		if _, err := f.GatherInto(t.Context(), Target{Memory: newMemory(t, r, 1000, 0).Memory}, []int64{0}, 1000); err != nil {
 			t.Errorf("after a cancelled request: %v", err)
 		}
 		if !bytes.Equal(before, m.read()) {

@@ -65,8 +65,8 @@ const fewCPUs = 4
 
 // choose gives the path for a request, and says whether its bytes are known to be out of the page cache. Figures in a
 // reason stand in parentheses, and details after a semicolon: see package tally.
-func (t *transfer) choose(ctx context.Context, pieces []source.Piece) (c Choice, cold bool, err error) {
-	f, o := t.f, &t.f.r.opt
+func (f *File) choose(ctx context.Context, pieces []source.Piece) (c Choice, cold bool, err error) {
+	o := &f.r.opt
 	switch {
 	case o.Device == HostDevice:
 		return Choice{Host, onHost}, false, nil

@@ -35,9 +35,8 @@ func strictRead(ctx context.Context, q direct.Question) (Proof, error) {
 	if err != nil {
 		return Proof{}, err
 	}
-	f := &File{r: r, name: b.Name, source: source.Plain(b)}
-	p, err := f.readAndJudge(ctx, b, block, most)
-	return p, errors.Join(err, r.forget([]*source.Backing{b}), r.Close())
+	p, err := r.add(b.Name, source.Plain(b), "").readAndJudge(ctx, b, block, most)
+	return p, errors.Join(err, r.Close())
 }
 
 func (f *File) readAndJudge(ctx context.Context, b *source.Backing, block, most int64) (Proof, error) {

@@ -16,13 +16,11 @@ func (f *File) autoDirect(ctx context.Context, pieces []source.Piece) (why strin
 		return "direct: there is no command to prove it with", false, nil
 	}
 	_, nvfs := os.Stat("/proc/driver/nvidia-fs/version")
-	seen := map[*source.Backing]bool{}
-	for i := range pieces {
-		b := pieces[i].File
-		if seen[b] || b.Inline {
+	for _, b := range source.FilesOf(pieces) {
+		if b.Inline {
 			continue
 		}
-		seen[b] = true
+		ok = true
 		if nvfs != nil && !source.OnNVMe(b) {
 			return "direct: no nvidia-fs, and the file is not on NVMe", false, nil
 		}
@@ -41,7 +39,7 @@ func (f *File) autoDirect(ctx context.Context, pieces []source.Piece) (why strin
 	if err := f.r.direct.Start(); err != nil {
 		return "direct: " + err.Error(), false, nil
 	}
-	return why, len(seen) > 0, nil
+	return why, ok, nil
 }
 
 // proveDirect fails unless Direct is proven for every object of the file that is on this machine. Objects that
@@ -82,10 +80,8 @@ func (f *File) proveLent(ctx context.Context, b *source.Backing) error {
 
 // proveCached proves Direct for files of a cache that a request needs: they may be younger than the File.
 func (f *File) proveCached(ctx context.Context, pieces []source.Piece) error {
-	seen := map[*source.Backing]bool{}
-	for i := range pieces {
-		if b := pieces[i].File; b.Cached && !seen[b] {
-			seen[b] = true
+	for _, b := range source.FilesOf(pieces) {
+		if b.Cached {
 			if err := f.r.proofs.Want(ctx, b); err != nil {
 				return err
 			}

@@ -19,10 +19,6 @@ func TestOneErrorForWhatIsNotThere(t *testing.T) {
 			for what, ask := range map[string]func() error{
 				"Read":   func() error { _, err := f.Read(t.Context(), s.Offset, s.Length); return err },
 				"Gather": func() error { _, err := f.Gather(t.Context(), []int64{0, s.Offset}, s.Length); return err },
-				"ReadInto": func() error {
-					_, err := f.ReadInto(t.Context(), Target{Memory: m.Memory}, s.Offset, s.Length)
-					return err
-				},
 				"GatherInto": func() error {
 					_, err := f.GatherInto(t.Context(), Target{Memory: m.Memory}, []int64{0, s.Offset}, s.Length)
 					return err

@@ -145,7 +145,6 @@ type Reader struct {
 	gate        crew.Gate      // of calls that open files or allocate
 	stuck       sync.WaitGroup // goroutines that give back resources after a stuck call
 	spans       sync.Pool      // of *[]source.Span: those of batches that have ended
-	pieces      sync.Pool      // of *[]source.Piece: those of requests that have ended
 
 	mu    sync.Mutex // guards what follows
 	files map[*File]bool
@@ -230,7 +229,7 @@ func (r *Reader) startGPU(ctx context.Context) error {
 // startOnCrew makes what works by the crew's threads.
 func (r *Reader) startOnCrew(ctx context.Context) (err error) {
 	o := &r.opt
-	r.staged = staged.New(staged.Options{Crew: r.crew, CUDA: r.device.CUDA, Host: o.Device == HostDevice, Threads: o.Threads, Slot: o.Slot, Adapt: o.adapt, Readers: o.Readers})
+	r.staged = staged.New(staged.Options{Crew: r.crew, CUDA: r.device.CUDA, Threads: o.Threads, Slot: o.Slot, Adapt: o.adapt, Readers: o.Readers})
 	r.widen = widen.New(r.crew, o.Threads)
 	r.sequences = sequences.New(r.device, r.crew, o.Threads)
 	r.arena, err = arena.New(ctx, arena.Options{Device: r.device, Crew: r.crew, Threads: o.Threads, Step: o.Slot, Bytes: o.Arena})

@@ -280,28 +280,6 @@ func TestTruncatedFileIsAnErrorNotZeros(t *testing.T) {
 	})
 }
 
-func TestCheckSeesEveryByte(t *testing.T) {
-	everyPath(t, func(t *testing.T, o Options) {
-		name, data := randomFile(t, 1<<20, 8)
-		f := openFileIn(t, newReader(t, o), name)
-		v, err := f.Read(t.Context(), 100, 900_000)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer v.Release()
-		seen := int64(0)
-		if err := v.Check(t.Context(), 65_537, func(offset int64, p []byte) error {
-			if offset != seen || !bytes.Equal(p, data[100+offset:][:len(p)]) {
-				return errors.New("wrong bytes")
-			}
-			seen += int64(len(p))
-			return nil
-		}); err != nil || seen != v.Len() {
-			t.Errorf("checked %d of %d bytes: %v", seen, v.Len(), err)
-		}
-	})
-}
-
 func TestWithoutKernelsGatherCopies(t *testing.T) {
 	l := fakeLibraries(t)
 	l.CUDA = fakes.Copy(t, fakegpu.CUDAWithoutKernels)

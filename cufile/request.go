@@ -4,10 +4,6 @@ import (
 	"context"
 	"fmt"
 	"sync/atomic"
-
-	"github.com/hbmfs/hbmfs/cufile/internal/crew"
-	"github.com/hbmfs/hbmfs/cufile/internal/driver"
-	"github.com/hbmfs/hbmfs/cufile/internal/source"
 )
 
 // Result says how a request's bytes came: before any widening, by path.
@@ -34,43 +30,42 @@ type Request struct {
 }
 
 // BeginGather starts bringing the spans of length bytes that begin at offsets to memory of the caller, one after the
-// other. Spans or memory that cannot be are refused at once, with ErrOutOfRange or ErrMemory. The memory and offsets must
+// other. Spans or memory that cannot be are refused at once, with ErrOutOfRange or ErrMemory. The memory must
 // stay until Done is closed. A request that is cancelled, or whose ctx has ended, lasts until nothing writes there any
 // more: some calls into the system or the GPU's library cannot be interrupted.
 func (f *File) BeginGather(ctx context.Context, to Target, offsets []int64, length int64) (*Request, error) {
-	check := func() error { return f.check(&to, offsets, length) }
-	return begin(ctx, []*File{f}, &to, check, func(s *scattering) (err error) {
-		s.to = f.r.destination(to.Pointer, to.Length, s.after)
-		s.parts = []part{{f, source.Rows(offsets, length)}}
-		s.to.Form, err = to.Widen.Form()
+	s := &scattering{r: f.r, files: []*File{f}}
+	return s.begin(ctx, to.Stream, func() error {
+		spans, err := f.rows(s.memory(len(offsets)), offsets, length)
+		if err != nil {
+			return err
+		}
+		s.parts = []part{{file: f, spans: spans}}
+		if s.to, err = f.aim(&to, int64(len(offsets)), length); err != nil {
+			err = fmt.Errorf("read %s: %w", f.name, err)
+		}
 		return err
 	})
 }
 
-// begin starts moving what locate finds in files, once check, which has the device's context, finds that it can be.
-func begin(ctx context.Context, files []*File, to *Target, check func() error, locate func(s *scattering) error) (*Request, error) {
-	if to.Length < 0 {
-		return nil, fmt.Errorf("%w: it cannot have %d bytes", ErrMemory, to.Length)
-	}
-	for i, f := range files {
+// begin starts a request, once check, which has the device's context, finds that it can be. A nil check is none.
+func (s *scattering) begin(ctx context.Context, stream *uintptr, check func() error) (*Request, error) {
+	for i, f := range s.files {
 		if err := f.enter(); err != nil {
-			leave(files[:i])
+			leave(s.files[:i])
 			return nil, err
 		}
 	}
-	r := files[0].r
-	var after driver.Handle
-	err := r.device.Within(check)
-	if err == nil {
-		after, err = r.device.Mark(to.Stream)
-	}
+	d := s.r.device
+	after, err := d.Mark(stream, check)
 	if err != nil {
-		leave(files)
+		leave(s.files)
 		return nil, err
 	}
+	s.to.After = after
 	ctx, cancel := context.WithCancel(ctx)
 	q := &Request{cancel: cancel, done: make(chan struct{})}
-	for _, f := range files {
+	for _, f := range s.files {
 		f.mu.Lock()
 		f.requests[q] = true
 		f.mu.Unlock()
@@ -78,30 +73,25 @@ func begin(ctx context.Context, files []*File, to *Target, check func() error, l
 			cancel()
 		}
 	}
-	s := &scattering{r: r, after: after, locate: locate}
-	done := func(result Result, err error) {
+	s.start(ctx, func(result Result, err error) {
+		if err != nil && ctx.Err() != nil { // it may be that its file was shut
+			err = ctx.Err()
+		}
 		q.result, q.err = result, err
-		r.device.Unmark(after)
-		if q.err != nil && ctx.Err() != nil { // it may be that its file was shut
-			q.err = ctx.Err()
+		d.Unmark(after)
+		if s.room != nil {
+			s.r.spans.Put(s.room)
 		}
 		cancel()
 		close(q.done)
-		for _, f := range files {
+		for _, f := range s.files {
 			f.mu.Lock()
 			delete(f.requests, q)
 			f.mu.Unlock()
 		}
-		leave(files)
+		leave(s.files)
 		q.rung()
-	}
-	switch {
-	case s.start(ctx, done):
-	case copiedAtOnce(files, to):
-		s.copyAtOnce(ctx, done)
-	default:
-		go func() { done(s.run(ctx)) }() // ended by ctx
-	}
+	})
 	return q, nil
 }
 
@@ -146,26 +136,4 @@ func (f *File) GatherInto(ctx context.Context, to Target, offsets []int64, lengt
 		return Result{}, err
 	}
 	return q.Result()
-}
-
-// ReadInto brings the file's [offset, offset+n) to memory of the caller.
-func (f *File) ReadInto(ctx context.Context, to Target, offset, n int64) (Result, error) {
-	return f.GatherInto(ctx, to, []int64{offset}, n)
-}
-
-// moveTo brings spans straight to memory of the caller. When it returns, also with an error, nothing is under way.
-func (f *File) moveTo(ctx context.Context, to crew.Destination, spans []source.Span) (Result, error) {
-	room, _ := f.r.pieces.Get().(*[]source.Piece)
-	if room == nil {
-		room = new([]source.Piece)
-	}
-	t := &transfer{f: f, spans: spans, to: to, callers: true, room: *room}
-	finished, err := t.run(ctx)
-	if err != nil {
-		f.r.quiet(finished)
-		return Result{}, err
-	}
-	*room = t.room
-	f.r.pieces.Put(room) // nothing of the request is under way
-	return Result{t.moved, t.choice}, nil
 }

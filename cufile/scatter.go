@@ -3,10 +3,12 @@ package cufile
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 
 	"github.com/hbmfs/hbmfs/cufile/internal/crew"
 	"github.com/hbmfs/hbmfs/cufile/internal/mapped"
+	"github.com/hbmfs/hbmfs/cufile/internal/sequences"
 	"github.com/hbmfs/hbmfs/cufile/internal/source"
 )
 
@@ -14,75 +16,158 @@ import (
 // does not notice the border.
 const bytesMoved = 512 << 20
 
-// part is spans of one file.
+// part is spans of one file, which lie inside of it.
 type part struct {
 	file  *File
 	spans []source.Span
+	view  *View // whose memory they go to; nil for memory of the caller
 }
 
-// scatterUnseen moves spans that the GPU may not see yet, of all files at once. One that fails ends the others. The choice is that of the first bytes.
-func scatterUnseen(ctx context.Context, to crew.Destination, parts []part) (total Result, err error) {
-	inner, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	results := make([]Result, len(parts))
-	var wg sync.WaitGroup
-	for i, p := range parts {
-		move := func() {
-			var err error
-			if results[i], err = p.file.scatter(inner, to, p.spans); err != nil {
-				cancel(err) // which keeps the first reason
-			}
-		}
-		if i < len(parts)-1 {
-			wg.Go(move)
-		} else {
-			move()
-		}
-	}
-	wg.Wait()
-	if err := context.Cause(inner); err != nil {
-		return Result{}, err
-	}
-	for _, result := range results {
-		total.add(result)
-	}
-	return total, nil
+// scattering is a request on its way. Where all of its rows are registered, the thread that launches kernels does all of it: each other thread that
+// is woken for a batch costs as much CPU as the batch.
+type scattering struct {
+	r      *Reader
+	files  []*File
+	locate func() ([]part, error) // finds parts; nil where they are known
+	also   *sequences.Writing     // nil: nothing is said of tokens
+
+	to    crew.Destination
+	parts []part
+	rows  []mapped.Rows  // of parts
+	room  *[]source.Span // memory of the parts' spans, which is used again; may be nil
 }
 
-// tookRows says what became of rows that the GPU may see, once err is how that went: what was moved, and the spans that were not.
-func tookRows(parts []part, rows []mapped.Rows, err error) (total Result, missing []part) {
-	for i, p := range parts {
-		p.file.seen.Store(err == nil && len(rows[i].Missing) == 0)
+// memory is for n spans, until the request has ended.
+func (s *scattering) memory(n int) []source.Span {
+	if s.room, _ = s.r.spans.Get().(*[]source.Span); s.room == nil {
+		s.room = new([]source.Span)
 	}
+	*s.room = slices.Grow((*s.room)[:0], n)
+	return *s.room
+}
+
+// look finds the spans, and what else is to be written.
+func (s *scattering) look() (err error) {
+	if s.locate != nil {
+		if s.parts, err = s.locate(); err != nil {
+			return err
+		}
+	}
+	if s.also == nil {
+		return nil
+	}
+	s.to.Also = s.also.Also
+	return s.also.Check()
+}
+
+// launch starts moving the rows that the GPU sees.
+func (s *scattering) launch(w *crew.Worker) (err error) {
+	if err = s.look(); err != nil {
+		return err
+	}
+	if s.rows, err = seenRows(s.parts); err != nil {
+		return err
+	}
+	return s.r.mapped.MoveRows(w, &s.to, s.rows)
+}
+
+// start moves all, without a goroutine of its own if it can. done is called once nothing is under way.
+func (s *scattering) start(ctx context.Context, done func(Result, error)) {
+	if s.r.mapped != nil && s.r.mapped.PinnedBytes() > 0 && s.r.mapped.Thread.Start(ctx, s.launch, func(err error) {
+		if err != nil && !errors.Is(err, mapped.ErrApart) {
+			done(Result{}, err)
+			return
+		}
+		total, missing := s.took(err)
+		if len(missing) > 0 || s.also != nil && !s.also.Begun() || s.news() {
+			go func() { done(s.rest(ctx, total, missing)) }() // ended by ctx
+			return
+		}
+		done(total, nil)
+	}) {
+		return
+	}
+	atOnce := s.copiedAtOnce()
+	all := func() {
+		total, missing, err := s.copyMapped(ctx)
+		rest := func() { done(s.rest(ctx, total, missing)) }
+		switch {
+		case err != nil:
+			done(Result{}, err)
+		case atOnce && len(missing) > 0:
+			go rest() // ended by ctx
+		default:
+			rest()
+		}
+	}
+	if atOnce {
+		all()
+	} else {
+		go all() // likewise
+	}
+}
+
+// rest moves what launch did not move, and writes what was not begun.
+func (s *scattering) rest(ctx context.Context, total Result, missing []part) (Result, error) {
+	more, err := scatterUnseen(ctx, s.to, missing)
+	total.add(more)
+	if err == nil {
+		err = s.changed(ctx)
+	}
+	if err == nil && s.also != nil {
+		err = s.also.Finish(ctx, s.to.After)
+	}
+	return total, err
+}
+
+// news says whether a daemon has something to tell.
+func (s *scattering) news() bool {
+	return slices.ContainsFunc(s.parts, func(p part) bool { return p.file.r.descriptors.Watch().News() })
+}
+
+// changed says whether a file that the request has read is known to have changed by now.
+func (s *scattering) changed(ctx context.Context) error {
+	if !s.news() {
+		return nil
+	}
+	for _, p := range s.parts {
+		p.file.r.descriptors.Watch().Hear(ctx)
+		pieces, err := source.Pieces(ctx, p.file.source, p.spans, false)
+		if err == nil {
+			err = source.Changed(pieces)
+		}
+		if err != nil && !errors.Is(err, source.ErrMoved) {
+			return err
+		}
+	}
+	return nil
+}
+
+// took says what became of rows that the GPU may see: what was moved, and the spans that were not. With an error nothing was.
+func (s *scattering) took(err error) (total Result, missing []part) {
 	if err != nil {
-		return total, nil
-	}
-	choice := Choice{Mapped, seenWhy}
-	for i, p := range parts {
-		if len(rows[i].Missing) > 0 {
-			missing = append(missing, part{p.file, rows[i].Missing})
+		for _, p := range s.parts {
+			p.file.seen.Store(false)
 		}
-		if n := sizeOf(p.spans) - sizeOf(rows[i].Missing); n > 0 {
-			moved := Moved{}
-			moved.count(Mapped, n)
-			p.file.account(moved, choice)
-			total.add(Result{moved, choice})
+		return total, s.parts
+	}
+	for i, p := range s.parts {
+		left := s.rows[i].Missing
+		if p.file.seen.Store(len(left) == 0); len(left) > 0 {
+			missing = append(missing, part{p.file, left, p.view})
+		}
+		if n := sizeOf(p.spans) - sizeOf(left); n > 0 {
+			result := Result{Moved{Mapped: n}, Choice{Mapped, seenWhy}}
+			p.file.account(result.Moved, result.Choice)
+			total.add(result)
 		}
 	}
 	return total, missing
 }
 
-// seesRows says whether the GPU may see rows.
-func (r *Reader) seesRows() bool {
-	return r.mapped != nil && r.mapped.PinnedBytes() > 0
-}
-
 // seenRows gives the rows of parts that the GPU may see, small ones of files of Readers that share registrations.
 func seenRows(parts []part) ([]mapped.Rows, error) {
 	r := parts[0].file.r
-	if !r.seesRows() {
-		return nil, mapped.ErrApart
-	}
 	rows, size, count := make([]mapped.Rows, len(parts)), int64(0), 0
 	for i, p := range parts {
 		n := sizeOf(p.spans)
@@ -91,7 +176,7 @@ func seenRows(parts []part) ([]mapped.Rows, error) {
 		}
 		placed, ok := p.file.source.(source.Placed)
 		of := p.file.r
-		if !ok || !r.mapped.Shares(of.mapped) || of.opt.Path != Auto && of.opt.Path != Mapped || p.file.insideAll(p.spans) != nil { // the caller may have changed them
+		if !ok || !r.mapped.Shares(of.mapped) || of.opt.Path != Auto && of.opt.Path != Mapped {
 			return nil, mapped.ErrApart
 		}
 		places := placed.Map()
@@ -117,34 +202,64 @@ func sizeOf(spans []source.Span) (n int64) {
 	return n
 }
 
-// scatter moves spans to their places, part by part. It returns when nothing writes to the target any more.
-func (f *File) scatter(ctx context.Context, to crew.Destination, spans []source.Span) (Result, error) {
-	total := Result{Choice: Choice{f.r.opt.Path, "there is nothing to move"}}
-	straight := to.Form == nil && f.r.opt.Path != Direct && f.r.opt.Path != Compat
-	for part := range parts(spans, bytesMoved) {
-		result, err := Result{}, errArena
+// scatterUnseen moves spans that the GPU may not see yet, of all files at once. One that fails ends the others. The choice is that of the first bytes.
+func scatterUnseen(ctx context.Context, to crew.Destination, parts []part) (total Result, err error) {
+	inner, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	results := make([]Result, len(parts))
+	var wg sync.WaitGroup
+	for i, p := range parts {
+		move := func() {
+			var err error
+			if results[i], err = p.scatter(inner, to); err != nil {
+				cancel(err) // which keeps the first reason
+			}
+		}
+		if i < len(parts)-1 {
+			wg.Go(move)
+		} else {
+			move()
+		}
+	}
+	wg.Wait()
+	for _, result := range results {
+		total.add(result)
+	}
+	return total, context.Cause(inner)
+}
+
+// scatter moves spans to their places. It returns when nothing writes to the target any more.
+func (p *part) scatter(ctx context.Context, to crew.Destination) (Result, error) {
+	r := p.file.r
+	total := Result{Choice: Choice{r.opt.Path, "there is nothing to move"}}
+	straight := p.view != nil || to.Form == nil && r.opt.Path != Direct && r.opt.Path != Compat
+	limit := int64(bytesMoved)
+	if p.view != nil {
+		limit = max(limit, p.view.n) // cuFile reads it at once
+	}
+	for some := range cut(p.spans, limit) {
+		t, err := transfer{f: p.file, to: to, view: p.view}, errArena
 		if straight {
-			result, err = f.moveTo(ctx, to, part)
+			err = t.run(ctx, some)
 		}
 		if errors.Is(err, errArena) {
-			result, err = f.scatterByArena(ctx, &to, part)
+			t.Result, err = p.file.scatterByArena(ctx, &to, some)
 		}
 		if err != nil {
 			return Result{}, err
 		}
-		total.add(result)
+		total.add(t.Result)
 	}
 	return total, nil
 }
 
 // scatterByArena brings spans into the arena one after the other, and from there to their places, in the destination's form.
 func (f *File) scatterByArena(ctx context.Context, to *crew.Destination, spans []source.Span) (total Result, err error) {
-	for part := range parts(spans, f.r.opt.Arena/4/mostElement*mostElement) {
-		t := &transfer{f: f, spans: make([]source.Span, len(part))}
+	for some := range cut(spans, f.r.opt.Arena/4/mostElement*mostElement) {
+		inside, end := make([]source.Span, len(some)), int64(0)
 		var places []source.Span // of what lies together there as well
-		end := int64(0)
-		for i, s := range part {
-			t.spans[i] = source.Span{Offset: s.Offset, N: s.N, To: end}
+		for i, s := range some {
+			inside[i] = source.Span{Offset: s.Offset, N: s.N, To: end}
 			end += s.N
 			if last := len(places) - 1; last >= 0 && places[last].To+places[last].N == s.To && (to.Form == nil || to.Form.Row == 0) {
 				places[last].N += s.N
@@ -152,25 +267,25 @@ func (f *File) scatterByArena(ctx context.Context, to *crew.Destination, spans [
 				places = append(places, s)
 			}
 		}
-		v, err := t.allocate(ctx)
-		if err == nil {
-			err = t.fill(ctx, v)
-		}
+		v, err := f.r.view(ctx, end)
 		if err != nil {
 			return Result{}, err
 		}
-		err = f.r.widen.Move(ctx, to, v.destination(), places)
-		total.add(Result{v.Moved(), v.Choice()})
+		t := &transfer{f: f, view: v}
+		if err = t.run(ctx, inside); err == nil {
+			err = f.r.widen.Move(ctx, to, v.destination(), places)
+		}
 		v.Release()
 		if err != nil {
 			return Result{}, err
 		}
+		total.add(t.Result)
 	}
 	return total, nil
 }
 
-// parts cuts spans into parts of at most limit bytes, and leaves empty ones out.
-func parts(spans []source.Span, limit int64) func(yield func([]source.Span) bool) {
+// cut cuts spans into parts of at most limit bytes, and leaves empty ones out.
+func cut(spans []source.Span, limit int64) func(yield func([]source.Span) bool) {
 	return func(yield func([]source.Span) bool) {
 		if within(spans, limit) {
 			yield(spans)

@@ -31,7 +31,7 @@ func beginParts(ctx context.Context, to Target, parts []part, sequences *Sequenc
 // sequencesErr gives the error of a request without spans, of its begin or of its end.
 func sequencesErr(t *testing.T, f *File, to Memory, s *Sequences) error {
 	t.Helper()
-	q, err := beginParts(t.Context(), Target{Memory: to}, []part{{f, nil}}, s)
+	q, err := beginParts(t.Context(), Target{Memory: to}, []part{{file: f}}, s)
 	if err == nil {
 		_, err = q.Result()
 	}
@@ -65,7 +65,7 @@ func TestScatter(t *testing.T) {
 			}
 			random.Shuffle(len(spans), func(i, j int) { spans[i], spans[j] = spans[j], spans[i] })
 			m := newMemory(t, r, int64(len(want)), int64(trial))
-			q, err := beginParts(t.Context(), Target{Memory: m.Memory}, []part{{f, spans[:len(spans)/3]}, {other, spans[len(spans)/3:]}, {f, nil}}, nil)
+			q, err := beginParts(t.Context(), Target{Memory: m.Memory}, []part{{file: f, spans: spans[:len(spans)/3]}, {file: other, spans: spans[len(spans)/3:]}, {file: f}}, nil)
 			must(t, err)
 			result, err := q.Result()
 			must(t, err)
@@ -87,7 +87,9 @@ func TestScatter(t *testing.T) {
 			{source.Span{N: 1, To: -1}, ErrMemory},
 			{source.Span{N: 1, To: 1<<63 - 1}, ErrMemory},
 		} {
-			if _, err := beginParts(t.Context(), Target{Memory: m.Memory}, []part{{f, []source.Span{c.span}}}, nil); !errors.Is(err, c.want) {
+			q, err := beginParts(t.Context(), Target{Memory: m.Memory}, []part{{file: f, spans: []source.Span{c.span}}}, nil)
+			must(t, err)
+			if _, err := q.Result(); !errors.Is(err, c.want) {
 				t.Errorf("%+v: %v, want %v", c.span, err, c.want)
 			}
 		}
@@ -134,7 +136,7 @@ func TestFilesOfSeveralReadersComeTogether(t *testing.T) {
 				spans[k] = source.Span{Offset: int64(k*66_000 + trial), N: 1000, To: int64(9000*i + 1000*k)}
 				want = append(want, datas[i][spans[k].Offset:][:1000]...)
 			}
-			parts = append(parts, part{f, spans})
+			parts = append(parts, part{file: f, spans: spans})
 		}
 		q, err := beginParts(t.Context(), Target{Memory: m.Memory}, parts, nil)
 		must(t, err)
@@ -215,7 +217,7 @@ func TestSequences(t *testing.T) {
 				made = append(made, newMemory(t, r, int64(len(want)), 0))
 			}
 			s.Begins, s.Positions, s.Numbers = made[0].Memory, made[1].Memory, made[2].Memory
-			q, err := beginParts(t.Context(), Target{Memory: tokens.Memory}, []part{{f, []source.Span{{Offset: 7, N: 1000}}}}, s)
+			q, err := beginParts(t.Context(), Target{Memory: tokens.Memory}, []part{{file: f, spans: []source.Span{{Offset: 7, N: 1000}}}}, s)
 			must(t, err)
 			_, err = q.Result()
 			must(t, err)
@@ -281,7 +283,7 @@ func TestPadding(t *testing.T) {
 				s.Begins, s.Positions, s.Numbers = newMemory(t, r, 4*int64(len(s.Lengths)+1), 0).Memory, newMemory(t, r, 8*s.Tokens, 0).Memory, newMemory(t, r, 8*s.Tokens, 0).Memory
 			}
 			m := newMemory(t, r, int64(len(want)), 0)
-			q, err := beginParts(t.Context(), Target{Memory: m.Memory}, []part{{f, spans}}, s)
+			q, err := beginParts(t.Context(), Target{Memory: m.Memory}, []part{{file: f, spans: spans}}, s)
 			must(t, err)
 			_, err = q.Result()
 			must(t, err)
@@ -317,7 +319,7 @@ func TestAReaderWaitsForWindowsThatAreLent(t *testing.T) {
 		must(t, err)
 	}
 	gather(files[0], 0)
-	parts := []part{{files[0], []source.Span{{N: 1000}}}, {file: files[1]}}
+	parts := []part{{file: files[0], spans: []source.Span{{N: 1000}}}, {file: files[1]}}
 	for k := range int64(8) { // not in order: for a reader that reads on, older windows would go, or the next one be registered
 		window := (3*k + 1) % 8 * 65_536
 		gather(files[1], window)

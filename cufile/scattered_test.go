@@ -73,7 +73,7 @@ func TestReadOfMoreFilesThanMayBeOpen(t *testing.T) {
 		if r.mapped != nil {
 			r.mapped.LimitFiles(8)
 		}
-		f := &File{r: r, name: "scattered", source: s}
+		f := r.add("scattered", s, "")
 		defer func() {
 			if err := f.Close(); err != nil {
 				t.Error(err)

@@ -103,7 +103,7 @@ func TestRetryMoved(t *testing.T) {
 			s := newRestless(plain)
 			s.gone.Store(gone)
 			s.full = full
-			f := &File{r: r, name: name, source: s, requests: map[*Request]bool{}}
+			f := r.add(name, s, "")
 			got, choice, err := read(f)
 			if err != nil {
 				t.Fatalf("%s, %d times gone: %v", verb, gone, err)

@@ -32,15 +32,13 @@ func (f *File) Stream(ctx context.Context, plan []Span, depth int) *Stream {
 	depth = max(depth, 1)
 	ctx, cancel := context.WithCancel(ctx)
 	s := &Stream{cancel: cancel, ready: make(chan chan fetched, depth), room: make(chan struct{}, depth)}
-	s.wg.Add(1)
-	go s.fetch(ctx, f, plan)
+	s.wg.Go(func() { s.fetch(ctx, f, plan) })
 	return s
 }
 
 // fetch allocates memory in the plan's order, so that no later span has the memory that an earlier one waits for. Memory is
 // filled concurrently.
 func (s *Stream) fetch(ctx context.Context, f *File, plan []Span) {
-	defer s.wg.Done()
 	defer close(s.ready)
 	for _, span := range plan {
 		select {
@@ -50,22 +48,17 @@ func (s *Stream) fetch(ctx context.Context, f *File, plan []Span) {
 			return
 		}
 		result := make(chan fetched, 1)
-		t, v, err := f.reserve(ctx, []int64{span.Offset}, span.Length)
+		v, spans, err := f.reserve(ctx, []int64{span.Offset}, span.Length)
 		if err != nil {
 			s.ended = err
 			result <- fetched{err: fmt.Errorf("stream %d bytes at %d: %w", span.Length, span.Offset, err)}
 			s.ready <- result
 			return
 		}
-		s.wg.Add(1)
-		go func() {
-			defer s.wg.Done()
-			if err := t.fill(ctx, v); err != nil {
-				result <- fetched{err: err}
-				return
-			}
-			result <- fetched{view: v}
-		}()
+		s.wg.Go(func() {
+			v, err := f.fill(ctx, v, spans)
+			result <- fetched{v, err}
+		})
 		s.ready <- result
 	}
 }

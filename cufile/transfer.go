@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/hbmfs/hbmfs/cufile/internal/copied"
 	"github.com/hbmfs/hbmfs/cufile/internal/crew"
@@ -21,137 +22,119 @@ func (f *File) Read(ctx context.Context, offset, n int64) (*View, error) {
 // Gather brings the spans of length bytes that begin at offsets into memory, one after the other: a [N, length]
 // tensor. Spans may overlap and come in any order.
 func (f *File) Gather(ctx context.Context, offsets []int64, length int64) (*View, error) {
-	t, v, err := f.reserve(ctx, offsets, length)
+	v, spans, err := f.reserve(ctx, offsets, length)
 	if err != nil {
 		return nil, err
 	}
-	if err := t.fill(ctx, v); err != nil {
-		return nil, err
-	}
-	return v, nil
+	return f.fill(ctx, v, spans)
 }
 
 // reserve checks a request and takes memory of the arena for it. Nothing is under way when it fails.
-func (f *File) reserve(ctx context.Context, offsets []int64, length int64) (*transfer, *View, error) {
-	if err := f.inside(offsets, length); err != nil {
+func (f *File) reserve(ctx context.Context, offsets []int64, length int64) (*View, []source.Span, error) {
+	spans, err := f.rows(nil, offsets, length)
+	if err != nil {
 		return nil, nil, err
 	}
 	if arena := f.r.arena.Size(); length > 0 && int64(len(offsets)) > arena/length {
 		return nil, nil, fmt.Errorf("read %s: %w: %d spans of %d bytes do not fit into the arena of %d: read less at a time, use Stream, or make the arena larger",
 			f.name, ErrTooLarge, len(offsets), length, arena)
 	}
-	t := &transfer{f: f, spans: source.Rows(offsets, length)}
-	v, err := t.allocate(ctx)
-	return t, v, err
+	v, err := f.r.view(ctx, int64(len(offsets))*length)
+	return v, spans, err
 }
 
-// transfer is a request on its way: where its bytes lie, the path they take, and where they land.
-type transfer struct {
-	f       *File
-	spans   []source.Span
-	to      crew.Destination
-	callers bool // to is not the arena
-
-	located bool           // what follows is known, and no byte was moved by it
-	room    []source.Piece // memory of the groups' pieces
-	groups  []source.Group
-	choice  Choice // of the group that was moved last; of the first one in the end
-	cold    bool   // its bytes are not in the page cache
-
-	skew     int64 // of the first byte in its page, where an envelope was reserved
-	envelope bool  // the one piece is read as the aligned pages around it
-	moved    Moved
+// view takes memory of the arena for n bytes, and for the pages around them where cuFile may read these, if that is not too much.
+func (r *Reader) view(ctx context.Context, n int64) (v *View, err error) {
+	if v = (&View{r: r, n: n}); n == 0 {
+		return v, nil
+	}
+	v.reserved = driver.RoundUp(n, driver.PageSize)
+	if o := &r.opt; o.Path == Direct || o.Path == Compat || o.Path == Auto && len(o.Probe) > 0 {
+		v.reserved = max(v.reserved, min(v.reserved+driver.PageSize, r.arena.Size()))
+	}
+	v.at, err = r.arena.Reserve(ctx, v.reserved)
+	return v, err
 }
 
-// size is the number of bytes.
-func (t *transfer) size() (n int64) { return sizeOf(t.spans) }
-
-// lone gives the piece of a transfer that is one piece, in a backing file; nil for others.
-func (t *transfer) lone() *source.Piece {
-	if len(t.groups) != 1 || len(t.groups[0].Pieces) != 1 || t.groups[0].Pieces[0].File.Inline {
-		return nil
-	}
-	return &t.groups[0].Pieces[0]
-}
-
-// allocate finds the bytes and takes memory of the arena for them. Nothing is under way when it fails.
-func (t *transfer) allocate(ctx context.Context) (*View, error) {
-	r := t.f.r
-	n := t.size()
-	if err := t.f.retryMoved(ctx, func(inMount bool) error { return t.locate(ctx, inMount) }); err != nil || n == 0 {
-		return &View{r: r, choice: t.choice}, err
-	}
-	if p := t.lone(); p != nil && (t.choice.Path == Direct || t.choice.Path == Compat) {
-		t.envelope, t.skew = true, p.Offset%driver.PageSize
-	}
-	v, err := r.view(ctx, n, t.skew)
+// fill brings spans into a view that was reserved. Where that fails it releases the view, once nothing writes there any more.
+func (f *File) fill(ctx context.Context, v *View, spans []source.Span) (*View, error) {
+	s := &scattering{r: f.r, files: []*File{f}, to: *v.destination(), parts: []part{{f, spans, v}}}
+	q, err := s.begin(ctx, nil, nil)
 	if err != nil {
+		v.Release()
 		return nil, err
 	}
-	t.to = *v.destination()
+	select {
+	case <-q.done:
+	case <-ctx.Done():
+		select {
+		case <-q.done:
+		case <-time.After(crew.Grace):
+			f.r.stuck.Go(func() {
+				<-q.done
+				v.Release()
+			})
+			return nil, ctx.Err()
+		}
+	}
+	if q.err != nil {
+		v.Release()
+		return nil, q.err
+	}
+	v.moved, v.choice = q.result.Moved, q.result.Choice
 	return v, nil
 }
 
-// view takes memory of the arena for n bytes, the first of which has a place in its page.
-func (r *Reader) view(ctx context.Context, n, skew int64) (*View, error) {
-	reserved := driver.RoundUp(skew+n, driver.PageSize) // whole pages, so that an aligned envelope fits
-	at, err := r.arena.Reserve(ctx, reserved)
-	if err != nil {
-		return nil, err
-	}
-	return &View{r: r, n: n, at: at, reserved: reserved, skew: skew}, nil
+// transfer is spans of a file on their way, which may not be registered.
+type transfer struct {
+	Result
+
+	f    *File
+	to   crew.Destination
+	view *View // whose memory that is; nil for memory of the caller
+	cold bool  // what is moved now is not in the page cache
 }
 
-// fill brings the bytes into the view that was reserved, and releases it where that fails.
-func (t *transfer) fill(ctx context.Context, v *View) error {
-	finished, err := t.run(ctx)
-	if err != nil {
-		t.f.r.after(finished, v.Release)
-		return err
-	}
-	v.moved, v.choice = t.moved, t.choice
-	return nil
-}
-
-// run moves the bytes to their destination, and finds them first where that is still to be done. It does both again where
-// they have moved meanwhile. finished is what [crew.Crew.Run] gives.
-func (t *transfer) run(ctx context.Context) (finished <-chan struct{}, err error) {
-	if t.size() == 0 {
-		return nil, nil
-	}
-	err = t.f.retryMoved(ctx, func(inMount bool) (err error) {
-		if !t.located {
-			if err := t.locate(ctx, inMount); err != nil {
-				return err
+// run moves spans by groups of the files that hold them. When it returns, also with an error, nothing is under way.
+func (t *transfer) run(ctx context.Context, spans []source.Span) error {
+	err := t.f.eachGroup(ctx, spans, func(pieces []source.Piece, first, inMount bool) error {
+		if first {
+			t.Result = Result{}
+			if t.view != nil {
+				t.view.skew = 0
+				t.to = *t.view.destination()
 			}
-			p := t.lone() // an envelope has room for the place in a page that it was made for
-			t.envelope = t.envelope && p != nil && p.Offset%driver.PageSize == t.skew
 		}
-		t.located, t.moved = false, Moved{}
-		finished, err = t.moveGroups(ctx)
-		return err
+		return t.moveGroup(ctx, pieces, first, inMount)
 	})
-	if known := t.changed(ctx); known != nil {
-		err = known
-	}
 	if err == nil {
-		t.f.account(t.moved, t.choice)
+		t.f.account(t.Moved, t.Choice)
 	}
-	return finished, err
+	return err
 }
 
-// changed says whether a file that the transfer has read is known to have changed by now.
-func (t *transfer) changed(ctx context.Context) error {
-	if !t.f.r.descriptors.Watch().News() {
-		return nil
-	}
-	t.f.r.descriptors.Watch().Hear(ctx)
-	for i := range t.groups {
-		if err := source.Changed(t.groups[i].Pieces); err != nil {
+// eachGroup calls fn with the pieces of spans, group by group, while their backing files are open. It begins again where they have moved meanwhile.
+func (f *File) eachGroup(ctx context.Context, spans []source.Span, fn func(pieces []source.Piece, first, inMount bool) error) error {
+	h := f.r.descriptors
+	return f.retryMoved(ctx, func(inMount bool) error {
+		if f.r.gate.IsShut() {
+			return fmt.Errorf("read %s: %w", f.name, ErrClosed)
+		}
+		pieces, err := source.Pieces(ctx, f.source, spans, inMount)
+		if err == nil {
+			err = source.Changed(pieces)
+		}
+		if err != nil {
 			return err
 		}
-	}
-	return nil
+		source.Announce(ctx, f.source, h, pieces)
+		for i, g := range source.Split(pieces, h.Share()) {
+			if err := h.Pinned(ctx, g.Files, func() error { return fn(g.Pieces, i == 0, inMount) }); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 // retryMoved calls do, which needs to know where bytes lie, and calls it again where a cache has moved them meanwhile. Where
@@ -176,170 +159,97 @@ func (f *File) retryMoved(ctx context.Context, do func(inMount bool) error) erro
 	return do(true)
 }
 
-// locate finds where the bytes lie, and chooses the path of the first group.
-func (t *transfer) locate(ctx context.Context, inMount bool) error {
-	r := t.f.r
-	pieces, err := t.f.pieces(ctx, t.spans, t.room, inMount)
+// moveGroup moves pieces by the path that is chosen for them. It stages them where Auto chose to map files that CUDA does not register: the
+// driver, the file system or a limit may be against that, and nothing tells before.
+func (t *transfer) moveGroup(ctx context.Context, pieces []source.Piece, first, inMount bool) (err error) {
+	choice, cold, err := t.f.choose(ctx, pieces)
 	if err != nil {
 		return err
 	}
-	t.room = pieces
-	if err := source.Changed(pieces); err != nil {
-		return err
-	}
-	if len(pieces) == 0 {
-		t.located, t.choice = true, Choice{r.opt.Path, "there is nothing to move"}
-		return nil
-	}
-	source.Announce(ctx, t.f.source, r.descriptors, pieces)
-	// Files are not pinned while a request waits for memory: a request that has memory may wait for descriptors.
-	t.groups = source.Split(pieces, r.descriptors.Share())
-	err = r.descriptors.Pinned(ctx, t.groups[0].Files, func() error {
-		t.choice, t.cold, err = t.choose(ctx, t.groups[0].Pieces)
-		t.choice.Why += t.f.remark(inMount)
-		return err
-	})
-	t.located = err == nil
-	return err
-}
-
-// remark completes the reason of a choice.
-func (f *File) remark(inMount bool) string {
+	t.cold = cold
 	switch {
 	case inMount:
-		return "; read through the mount: its backing files could not be had"
-	case f.note != "":
-		return "; " + f.note
+		choice.Why += "; read through the mount: its backing files could not be had"
+	case t.f.note != "":
+		choice.Why += "; " + t.f.note
 	}
-	return ""
-}
-
-// moveGroups moves all groups, the first one by the choice that was made for it.
-func (t *transfer) moveGroups(ctx context.Context) (finished <-chan struct{}, err error) {
-	var first Choice
-	for i := range t.groups {
-		if finished, err = t.moveGroup(ctx, &t.groups[i], i > 0); err != nil {
-			return finished, err
-		}
-		if i == 0 {
-			first = t.choice
-		}
+	before := t.Moved
+	err = t.move(ctx, choice.Path, pieces)
+	if t.f.r.opt.Path == Auto && errors.Is(err, mapped.ErrUnmapped) {
+		t.Moved, choice = before, Choice{Staged, "the GPU cannot be shown the page cache; " + err.Error()}
+		err = t.move(ctx, Staged, pieces)
 	}
-	t.choice = first
-	return finished, nil
-}
-
-// moveGroup moves one group, by a choice of its own if choose is set.
-func (t *transfer) moveGroup(ctx context.Context, g *source.Group, choose bool) (finished <-chan struct{}, err error) {
-	if err := t.f.hold(func() error { return t.f.r.descriptors.Pin(ctx, g.Files) }); err != nil {
-		return nil, err
-	}
-	if choose {
-		t.choice, t.cold, err = t.choose(ctx, g.Pieces)
-	}
-	if err == nil {
-		finished, err = t.moveAsChosen(ctx, g.Pieces)
-	}
-	t.f.drop(g.Files, finished)
-	return finished, err
-}
-
-// hold keeps the File open, and backing files that pin opens, until drop.
-func (f *File) hold(pin func() error) error {
-	if err := f.enter(); err != nil {
-		return err
-	}
-	err := pin()
-	if err != nil {
-		f.gate.Leave()
+	if first {
+		t.Choice = choice
 	}
 	return err
-}
-
-// drop ends what hold began, once nothing of the job runs any more.
-func (f *File) drop(files []*source.Backing, finished <-chan struct{}) {
-	f.r.after(finished, func() {
-		f.r.descriptors.Unpin(files)
-		f.gate.Leave()
-	})
-}
-
-// moveAsChosen moves pieces, and stages them where Auto chose to map files that CUDA does not register: the driver, the
-// file system or a limit may be against that, and nothing tells before.
-func (t *transfer) moveAsChosen(ctx context.Context, pieces []source.Piece) (finished <-chan struct{}, err error) {
-	before := t.moved
-	finished, err = t.move(ctx, pieces)
-	if t.f.r.opt.Path != Auto || !errors.Is(err, mapped.ErrUnmapped) {
-		return finished, err
-	}
-	t.f.r.quiet(finished)
-	t.moved, t.choice = before, Choice{Staged, "the GPU cannot be shown the page cache; " + err.Error()}
-	return t.move(ctx, pieces)
 }
 
 // errArena says that a path cannot write to the caller's memory: cuFile wants memory that it was shown before.
 var errArena = errors.New("cufile: internal error: this path moves by way of the arena")
 
-// move brings pieces to the destination by the chosen path, and counts them.
-func (t *transfer) move(ctx context.Context, pieces []source.Piece) (finished <-chan struct{}, err error) {
-	path := t.choice.Path
-	if t.callers && (path == Direct || path == Compat) {
-		return nil, errArena
+// move brings pieces to the destination by a path, and counts them. Bytes that exist only in the mount can be read, but neither mapped for the
+// GPU nor given to cuFile.
+func (t *transfer) move(ctx context.Context, path Path, pieces []source.Piece) error {
+	byCuFile := path == Direct || path == Compat
+	if t.view == nil && byCuFile {
+		return errArena
 	}
 	if path == Staged || path == Host {
 		return t.stage(ctx, pieces)
 	}
-	// Bytes that exist only in the mount can be read, but neither mapped for the GPU nor given to cuFile.
-	here, mount := pieces, []source.Piece(nil)
+	here := pieces
 	if slices.ContainsFunc(pieces, inline) {
-		here = nil
-		for _, p := range pieces {
-			if inline(p) {
-				mount = append(mount, p)
-			} else {
-				here = append(here, p)
-			}
+		here = slices.DeleteFunc(slices.Clone(pieces), inline)
+		mount := slices.DeleteFunc(slices.Clone(pieces), func(p source.Piece) bool { return !inline(p) })
+		if err := t.stage(ctx, mount); err != nil {
+			return err
 		}
 	}
-	if finished, err = t.stage(ctx, mount); err != nil {
-		return finished, err
+	if byCuFile {
+		n, err := t.f.r.direct.Move(ctx, &t.to, here, t.envelope(here))
+		t.Moved.count(path, n)
+		return err
 	}
-	switch path {
-	case Mapped:
-		o := &t.f.r.opt
-		left, finished, err := t.f.r.mapped.Move(ctx, &t.to, here, o.Path == Auto && o.Reuse)
-		if err != nil {
-			return finished, err
-		}
-		t.moved.count(Mapped, bytesOf(here)-bytesOf(left))
-		return t.stage(ctx, left)
-	case Direct, Compat:
-		skew := int64(-1)
-		if t.envelope {
-			skew = t.skew
-		}
-		n, finished, err := t.f.r.direct.Move(ctx, &t.to, here, skew)
-		t.moved.count(path, n)
-		return finished, err
+	o := &t.f.r.opt
+	left, err := t.f.r.mapped.Move(ctx, &t.to, here, o.Path == Auto && o.Reuse)
+	if err != nil {
+		return err
 	}
-	return nil, fmt.Errorf("cufile: internal error: path %q was chosen", path)
+	t.Moved.count(Mapped, bytesOf(here)-bytesOf(left))
+	return t.stage(ctx, left)
+}
+
+// envelope says that the one piece of a view is read as the aligned pages around it, which begin so many bytes before; -1 where there is no room.
+func (t *transfer) envelope(pieces []source.Piece) int64 {
+	v := t.view
+	if len(pieces) != 1 || pieces[0].N != v.n {
+		return -1
+	}
+	skew := pieces[0].Offset % driver.PageSize
+	if driver.RoundUp(skew+v.n, driver.PageSize) > v.reserved {
+		return -1
+	}
+	v.skew = skew
+	t.to = *v.destination()
+	return skew
 }
 
 // stage moves pieces by way of memory of the host.
-func (t *transfer) stage(ctx context.Context, pieces []source.Piece) (<-chan struct{}, error) {
+func (t *transfer) stage(ctx context.Context, pieces []source.Piece) error {
 	if len(pieces) == 0 {
-		return nil, nil
+		return nil
 	}
 	r, path := t.f.r, Staged
 	if r.device.CUDA == nil {
 		path = Host
 	}
-	n, finished, err := r.staged.Move(ctx, &t.to, pieces, t.cold, func() int { return t.f.readers(ctx) })
-	t.moved.count(path, n)
+	n, err := r.staged.Move(ctx, &t.to, pieces, t.cold, func() int { return t.f.readers(ctx) })
+	t.Moved.count(path, n) // with an error it counts for nothing
 	if err == nil && r.copied != nil && n < copied.SmallRow*int64(len(pieces)) {
 		err = r.copied.Map(pieces)
 	}
-	return finished, err
+	return err
 }
 
 // inline says whether the bytes of a piece exist only in the mount.
@@ -352,43 +262,15 @@ func bytesOf(pieces []source.Piece) (n int64) {
 	return n
 }
 
-// quiet waits until nothing of a job writes any more; nil is none.
-func (r *Reader) quiet(finished <-chan struct{}) {
-	crews := []*crew.Crew{r.crew}
-	if r.mapped != nil {
-		crews = append(crews, r.mapped.Thread)
-	}
-	crew.Quiet(finished, crews...)
-}
-
-// after calls giveBack once nothing of a job runs any more: at once as a rule, and else when the last thread has come back
-// from a foreign call that did not end with the context.
-func (r *Reader) after(finished <-chan struct{}, giveBack func()) {
-	if finished != nil {
-		select {
-		case <-finished:
-		default:
-			r.stuck.Go(func() {
-				r.quiet(finished)
-				giveBack()
-			})
-			return
-		}
-	}
-	giveBack()
-}
-
-// inside refuses spans that the file does not have, with ErrOutOfRange.
-func (f *File) inside(offsets []int64, length int64) error {
+// rows appends spans of length bytes that land one after the other. It refuses those that the file does not have, with ErrOutOfRange.
+func (f *File) rows(list []source.Span, offsets []int64, length int64) ([]source.Span, error) {
 	if length < 0 {
-		return fmt.Errorf("read %s: a length of %d bytes: %w", f.name, length, ErrOutOfRange)
+		return nil, fmt.Errorf("read %s: a length of %d bytes: %w", f.name, length, ErrOutOfRange)
 	}
-	for _, offset := range offsets {
-		if err := f.insideAll([]source.Span{{Offset: offset, N: length}}); err != nil {
-			return err
-		}
+	for i, offset := range offsets {
+		list = append(list, source.Span{Offset: offset, N: length, To: int64(i) * length})
 	}
-	return nil
+	return list, f.insideAll(list)
 }
 
 func (f *File) insideAll(spans []source.Span) error {
@@ -399,15 +281,4 @@ func (f *File) insideAll(spans []source.Span) error {
 		}
 	}
 	return nil
-}
-
-// pieces checks a request and finds where its bytes lie; retryMoved says inMount.
-func (f *File) pieces(ctx context.Context, spans []source.Span, room []source.Piece, inMount bool) ([]source.Piece, error) {
-	if f.r.gate.IsShut() {
-		return nil, fmt.Errorf("read %s: %w", f.name, ErrClosed)
-	}
-	if err := f.insideAll(spans); err != nil {
-		return nil, err
-	}
-	return source.Pieces(ctx, f.source, spans, room, inMount)
 }

@@ -33,7 +33,7 @@ func TestAutoStagesWhatCannotBeMapped(t *testing.T) {
 			t.Error("wrong bytes")
 		}
 		m := newMemory(t, r, f.Size(), 0)
-		result, err := f.ReadInto(t.Context(), Target{Memory: m.Memory}, 0, f.Size())
+		result, err := f.GatherInto(t.Context(), Target{Memory: m.Memory}, []int64{0}, f.Size())
 		must(t, err)
 		if result.Choice.Path != Staged || result.Moved != (Moved{Staged: f.Size()}) {
 			t.Errorf("into memory of the caller: %+v", result)

@@ -67,22 +67,3 @@ func (v *View) CopyTo(ctx context.Context, p []byte, offset int64) error {
 	}
 	return v.r.arena.CopyOut(ctx, p, v.at+v.skew+offset)
 }
-
-// Check reads the view back in blocks and hands each to verify with its place in the view. It costs one copy out of
-// HBM, and is how the bytes that a GPU will compute on are compared with a manifest.
-func (v *View) Check(ctx context.Context, block int64, verify func(offset int64, data []byte) error) error {
-	if block <= 0 {
-		return fmt.Errorf("check a view in blocks of %d bytes: there is no such block", block)
-	}
-	buffer := make([]byte, min(block, v.n))
-	for at := int64(0); at < v.n; at += block {
-		part := buffer[:min(block, v.n-at)]
-		if err := v.CopyTo(ctx, part, at); err != nil {
-			return err
-		}
-		if err := verify(at, part); err != nil {
-			return err
-		}
-	}
-	return nil
-}

@@ -194,6 +194,9 @@ func hbmfs_go_file_info(h C.hbmfs_handle, info *C.hbmfs_file_info, why *C.hbmfs_
 		info.tokens, info.generation, info.runs = C.int64_t(i.Tokens), C.uint64_t(i.Generation), C.int64_t(i.Runs)
 		info.moved = movedBytes(i.moved)
 		put(info.note[:], i.Note)
+		if i.Seen {
+			info.seen = 1
+		}
 		return nil
 	})
 }

@@ -169,6 +169,8 @@ typedef struct hbmfs_file_info {
 	int64_t runs;          /* pieces that the file is made of; 1 for a plain file */
 	hbmfs_moved_bytes moved; /* from this file so far */
 	char note[256];        /* why it is read through the mount and not from where its bytes lie; empty as a rule */
+	uint32_t seen;         /* 1: the last read found all its bytes in memory that the device reads, and hbmfs_prefetch does nothing */
+	uint32_t reserved;
 } hbmfs_file_info;
 
 int32_t hbmfs_file_open(hbmfs_handle reader, const char *path, hbmfs_handle *file, hbmfs_failure *why);

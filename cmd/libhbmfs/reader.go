@@ -164,7 +164,7 @@ func (l *library) prefetch(handle uint64, offsets, lengths []int64) error {
 	if err != nil {
 		return err
 	}
-	if err := inside(offsets, lengths, f.f.Size()); err != nil || f.f.Seen() {
+	if err := inside(offsets, lengths, f.f.Size()); err != nil {
 		return err
 	}
 	plan := make([]cufile.Span, len(offsets))

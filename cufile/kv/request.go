@@ -57,11 +57,7 @@ func (s *Store) begin(k kind, n int, stream *uintptr, ended func(), check func()
 	if !s.gate.Enter() {
 		return nil, fmt.Errorf("%w: the store was closed", ErrClosed)
 	}
-	var after driver.Handle
-	err := s.device.Within(check)
-	if err == nil {
-		after, err = s.device.Mark(stream)
-	}
+	after, err := s.device.Mark(stream, check)
 	if err != nil {
 		s.gate.Leave()
 		return nil, err

@@ -91,7 +91,7 @@ func (w *Writer) copyOut(list []Memory, s *Snapshot, stream *uintptr) (copied, a
 	if w.device.CUDA == nil {
 		return 0, 0, nil
 	}
-	if after, err = w.device.Mark(stream); err != nil {
+	if after, err = w.device.Mark(stream, nil); err != nil {
 		return 0, 0, err
 	}
 	w.copying.Lock() // the stream's work must not mix with that of another snapshot
@@ -109,7 +109,7 @@ func (w *Writer) copyOut(list []Memory, s *Snapshot, stream *uintptr) (copied, a
 				}
 			}
 		}
-		if copied, err = w.device.Mark((*uintptr)(&w.stream)); err != nil {
+		if copied, err = w.device.Mark((*uintptr)(&w.stream), nil); err != nil {
 			return errors.Join(err, w.device.CUDA.Synchronize(w.stream))
 		}
 		return nil

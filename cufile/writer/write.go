@@ -103,7 +103,7 @@ func (w *Writer) begin(path string, files []File, given []Given, stream *uintptr
 	if err != nil {
 		return nil, err
 	}
-	after, err := w.device.Mark(stream)
+	after, err := w.device.Mark(stream, nil)
 	if err != nil {
 		return nil, errors.Join(err, dir.close())
 	}

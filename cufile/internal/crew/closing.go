@@ -117,17 +117,17 @@ func (c *Crew) Close() error {
 	return Await(c.gone)
 }
 
-// Quiet waits until nothing of a job of one of the crews writes any more; nil is none. A job that a closed crew never began does not
-// end.
-func Quiet(finished <-chan struct{}, crews ...*Crew) {
-	if finished == nil {
-		return
-	}
-	for _, c := range crews {
-		select {
-		case <-finished:
-			return
-		case <-c.gone:
-		}
+// RunQuiet is Run, but it returns only when nothing of the job writes any more. A job that a closed crew never began does not end.
+func (c *Crew) RunQuiet(ctx context.Context, workers int, n int64, step func(w *Worker, i int64) error) error {
+	finished, err := c.Run(ctx, workers, n, step)
+	Quiet(finished, c)
+	return err
+}
+
+// Quiet waits until nothing of a crew's job writes any more.
+func Quiet(finished <-chan struct{}, c *Crew) {
+	select {
+	case <-finished:
+	case <-c.gone:
 	}
 }

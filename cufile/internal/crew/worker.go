@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -25,7 +26,8 @@ type Worker struct {
 	over    bool          // the memory of jobs was given back: those that come are too late
 	slots   []Slot
 	next    int
-	took    time.Duration // the last copy, from its start until it was seen to have ended
+	came    time.Time     // when the last copy was seen to have ended
+	took    time.Duration // since it was started, and the one before had ended
 }
 
 // Slot is memory, pinned where there is a GPU, and the copy that last used it.
@@ -98,32 +100,45 @@ func (w *Worker) Slot() (*Slot, error) {
 }
 
 // Settle waits for the copy that reads a slot. It waits by an event, since cuStreamSynchronize burns the CPU.
-func (w *Worker) Settle(s *Slot) error {
-	if !s.busy {
-		return nil
+func (w *Worker) Settle(s *Slot) (err error) {
+	for s.busy && err == nil {
+		err = w.lookAt(s)
 	}
-	return w.settled(s, w.CUDA.WaitAtLeast(s.copied, w.pause()))
+	return err
 }
 
-// pause is how long to sleep between two looks at a copy. Each costs CPU, and where others are queued behind it the GPU has work meanwhile: then a part of
-// the time that the last one took from its start, which was behind others, too.
-func (w *Worker) pause() time.Duration {
-	const most, part = 60 * time.Microsecond, 2 * SlotsPerWorker
-	queued := 0
-	for i := range w.slots {
-		if w.slots[i].busy {
-			queued++
-		}
+// lookAt settles a slot if its copy has ended, and else sleeps.
+func (w *Worker) lookAt(s *Slot) error {
+	if came, err := w.CUDA.Came(s.copied); came || err != nil {
+		return w.settled(s, err)
 	}
-	if queued < 2 {
-		return driver.LeastPause
+	driver.Pause(w.begun(s), w.pause(s))
+	return nil
+}
+
+// begun is when the GPU could begin a copy.
+func (w *Worker) begun(s *Slot) time.Time {
+	if w.came.After(s.sent) {
+		return w.came
 	}
-	return min(max(w.took/part, driver.LeastPause), most)
+	return s.sent
+}
+
+// pause is how long to sleep before the next look at a copy. Each costs CPU. Looks follow closely once the copy should have ended, if it takes as long as
+// the last one: the next request may wait for it. Where all slots are busy the GPU has work meanwhile; else a job may come that begins at once.
+func (w *Worker) pause(s *Slot) time.Duration {
+	const least, usual, most = 5 * time.Microsecond, 20 * time.Microsecond, 150 * time.Microsecond
+	left := w.took - time.Since(w.begun(s))
+	if slices.ContainsFunc(w.slots, func(s Slot) bool { return !s.busy }) {
+		return min(max(left-w.took/8, least), usual)
+	}
+	return min(max(left+w.took/2, least), most)
 }
 
 // settled tells a slot's job how its copy has ended.
 func (w *Worker) settled(s *Slot, err error) error {
-	s.busy, w.took = false, time.Since(s.sent)
+	now := time.Now()
+	s.busy, w.took, w.came = false, now.Sub(w.begun(s)), now
 	if s.release != nil {
 		s.release()
 		s.release = nil
@@ -225,17 +240,13 @@ func (w *Worker) oldest() *Slot {
 	return nil
 }
 
-// look settles the oldest copy if it has ended, and else sleeps for a moment. It is false where none is under way.
+// look looks at the oldest copy. It is false where none is under way.
 func (w *Worker) look() bool {
 	s := w.oldest()
 	if s == nil {
 		return false
 	}
-	if came, err := w.CUDA.Came(s.copied); came || err != nil {
-		_ = w.settled(s, err)
-	} else {
-		driver.Pause(s.sent, w.pause())
-	}
+	_ = w.lookAt(s) // its job learns how it went
 	return true
 }
 

@@ -62,10 +62,14 @@ func (d *Device) Within(f func() error) error {
 	return d.CUDA.Within(d.Context, f)
 }
 
-// Mark makes an event of the work that is on a stream now. It gives 0 on the host, or where stream is nil: there is nothing to wait for.
-func (d *Device) Mark(stream *uintptr) (event driver.Handle, err error) {
+// Mark makes an event of the work that is on a stream now, once check has given no error, on a thread that has the context. It gives 0 on the host, or
+// where stream is nil: there is nothing to wait for. A nil check is none.
+func (d *Device) Mark(stream *uintptr, check func() error) (event driver.Handle, err error) {
+	if check == nil {
+		check = func() error { return nil }
+	}
 	if d.CUDA == nil || stream == nil {
-		return 0, nil
+		return 0, d.Within(check)
 	}
 	d.mu.Lock()
 	if last := len(d.marks) - 1; last >= 0 {
@@ -73,6 +77,10 @@ func (d *Device) Mark(stream *uintptr) (event driver.Handle, err error) {
 	}
 	d.mu.Unlock()
 	err = d.Within(func() error {
+		if err := check(); err != nil {
+			d.Unmark(event)
+			return err
+		}
 		if event == 0 {
 			if event, err = d.CUDA.NewEvent(); err != nil {
 				return err

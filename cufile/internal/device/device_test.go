@@ -13,7 +13,7 @@ func TestHost(t *testing.T) {
 		t.Fatal(err)
 	}
 	stream, ran := uintptr(1), false
-	event, err := d.Mark(&stream)
+	event, err := d.Mark(&stream, nil)
 	if event != 0 || err != nil {
 		t.Errorf("a stream's mark is %d, %v", event, err)
 	}

@@ -149,11 +149,11 @@ func (d *Mover) Forget(b *source.Backing) {
 // mostRead bounds the bytes of one cuFileRead by the size of nvidia-fs's shadow buffer.
 const mostRead = 16 << 20
 
-// Move lets libcufile read pieces, and gives their bytes where it succeeds. cuFile bounces reads that are not
+// Move lets libcufile read pieces, and gives their bytes. cuFile bounces reads that are not
 // aligned. So one piece may be read as the aligned pages around it: it begins skew bytes into them, and the destination has
 // room. skew is -1 otherwise.
-// finished is what [crew.Crew.Run] gives.
-func (d *Mover) Move(ctx context.Context, to *crew.Destination, pieces []source.Piece, skew int64) (moved int64, finished <-chan struct{}, err error) {
+// When it returns, also with an error, nothing is under way.
+func (d *Mover) Move(ctx context.Context, to *crew.Destination, pieces []source.Piece, skew int64) (moved int64, err error) {
 	for _, p := range pieces {
 		moved += p.N
 	}
@@ -164,7 +164,7 @@ func (d *Mover) Move(ctx context.Context, to *crew.Destination, pieces []source.
 		p.Offset, p.N = p.Offset-skew, driver.RoundUp(p.N+skew, driver.PageSize)
 	}
 	chunks := source.Cut(pieces, mostRead)
-	finished, err = d.opt.Crew.Run(ctx, d.opt.Threads, int64(len(chunks)), func(_ *crew.Worker, i int64) error {
+	return moved, d.opt.Crew.RunQuiet(ctx, d.opt.Threads, int64(len(chunks)), func(_ *crew.Worker, i int64) error {
 		for _, p := range chunks[i].Pieces {
 			if err := d.read(p, base, skew >= 0); err != nil {
 				return err
@@ -172,10 +172,6 @@ func (d *Mover) Move(ctx context.Context, to *crew.Destination, pieces []source.
 		}
 		return nil
 	})
-	if err != nil {
-		return 0, finished, err
-	}
-	return moved, finished, nil
 }
 
 // read reads one piece to its place behind base, in as many calls as the library makes of it. Whole pages may reach beyond the

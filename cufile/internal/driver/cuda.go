@@ -333,10 +333,8 @@ func (c *CUDA) Record(e, stream Handle) error {
 }
 
 // Wait asks for an event until it has come, and sleeps in between: cuEventSynchronize would burn the CPU.
-func (c *CUDA) Wait(e Handle) error { return c.WaitAtLeast(e, LeastPause) }
-
-// WaitAtLeast is Wait with sleeps that are at least so long.
-func (c *CUDA) WaitAtLeast(e Handle, least time.Duration) error {
+func (c *CUDA) Wait(e Handle) error {
+	const least = 20 * time.Microsecond
 	for began := time.Now(); ; Pause(began, least) {
 		if came, err := c.Came(e); came || err != nil {
 			return err
@@ -355,9 +353,6 @@ func (c *CUDA) Came(e Handle) (bool, error) {
 		return false, &CUDAError{"cuEventQuery", int(code), c.errorName(code)}
 	}
 }
-
-// LeastPause is the shortest sleep between two questions.
-const LeastPause = 20 * time.Microsecond
 
 // Pause sleeps between two questions about what has been waited for since began, at least so long.
 func Pause(began time.Time, least time.Duration) {

@@ -143,6 +143,3 @@ func (c *CUDA) LaunchSequences(fn Handle, borders, documents Pointer, count uint
 	runtime.KeepAlive(&parameters)
 	return err
 }
-
-// Launches says whether this libcuda starts kernels.
-func (c *CUDA) Launches() bool { return c.lib.has(cuLaunchKernel) }

@@ -4,6 +4,8 @@ import (
 	"container/list"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -152,32 +154,17 @@ func (m *Windows) remove(f *file) error {
 
 // thin unmaps files, until half of mostFiles are mapped. It needs mu and gives it up meanwhile.
 func (m *Windows) thin(w *crew.Worker) error {
-	var victims []*window
 	files := map[*file]bool{}
-	for e := m.order.Back(); e != nil && m.mapped-len(files) > m.mostFiles/2; {
-		oldest := e.Value.(*window)
-		e = e.Prev()
-		if m.readLately(oldest) {
-			m.order.MoveToFront(oldest.element)
-		} else {
-			victims = append(victims, oldest)
-			files[oldest.file] = true
+	errs := []error{m.discardOldest(w, func(n *window) bool {
+		files[n.file] = true
+		return m.mapped-len(files) > m.mostFiles/2
+	})}
+	for _, f := range slices.Collect(maps.Values(m.files)) {
+		if f.idle() {
+			errs = append(errs, m.unmap(w, f))
 		}
-	}
-	errs := []error{m.discard(w, victims)}
-	for _, f := range m.idleFiles() {
-		errs = append(errs, m.unmap(w, f))
 	}
 	return errors.Join(errs...)
-}
-
-func (m *Windows) idleFiles() (list []*file) {
-	for _, f := range m.files {
-		if f.idle() {
-			list = append(list, f)
-		}
-	}
-	return list
 }
 
 // forget ends the use of a file that is about to be closed. With the last user it unmaps the file.

@@ -17,17 +17,17 @@ const callBytes = 64 << 20
 const launchBytes = 32 << 10
 
 // Move lets the GPU read pieces, whose files are open, and registers what it does not see yet. With keep no window goes for a small piece: those for which
-// there is no room are left. finished is what [crew.Crew.Run] gives, nil where nothing was begun.
-func (m *Mover) Move(ctx context.Context, to *crew.Destination, list []source.Piece, keep bool) (left []source.Piece, finished <-chan struct{}, err error) {
+// there is no room are left. When it returns, also with an error, nothing is under way.
+func (m *Mover) Move(ctx context.Context, to *crew.Destination, list []source.Piece, keep bool) (left []source.Piece, err error) {
 	if err := unchanged(list); err != nil || len(list) == 0 {
-		return nil, nil, err
+		return nil, err
 	}
 	total := int64(0)
 	for i := range list {
 		total += list[i].N
 	}
 	c := &pieces{m: m, list: slices.Clone(list), keep: keep, base: to.HBM, kernel: total/int64(len(list)) < m.cu.SmallPieces()}
-	finished, err = m.Thread.Run(ctx, 1, 1, func(w *crew.Worker, _ int64) error {
+	err = m.Thread.RunQuiet(ctx, 1, 1, func(w *crew.Worker, _ int64) error {
 		for len(c.list) > 0 {
 			if err := w.JobContext().Err(); err != nil {
 				return err
@@ -43,18 +43,14 @@ func (m *Mover) Move(ctx context.Context, to *crew.Destination, list []source.Pi
 	if changed := unchanged(list); changed != nil && ctx.Err() == nil {
 		err = changed
 	}
-	return c.left, finished, err
+	return c.left, err
 }
 
 // unchanged fails when the file of a piece has changed since it was opened.
 func unchanged(list []source.Piece) error {
-	seen, last := map[*source.Backing]bool{}, (*source.Backing)(nil)
-	for i := range list {
-		if b := list[i].File; b != last && !seen[b] {
-			if err := b.Unchanged(); err != nil {
-				return err
-			}
-			seen[b], last = true, b
+	for _, b := range source.FilesOf(list) {
+		if err := b.Unchanged(); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -141,7 +141,7 @@ func TestAForgottenFileHoldsNobodyUp(t *testing.T) {
 	move := func() source.File {
 		p, err := source.OpenPlain(fileOf(t, 300_000), 1)
 		must(t, err)
-		left, _, err := m.Move(t.Context(), &g.to, []source.Piece{{File: p.Backing(nil), N: 300_000}}, false)
+		left, err := m.Move(t.Context(), &g.to, []source.Piece{{File: p.Backing(nil), N: 300_000}}, false)
 		if err != nil || left != nil {
 			t.Fatalf("left %v: %v", left, err)
 		}

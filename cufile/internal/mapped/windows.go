@@ -189,7 +189,7 @@ func (m *Windows) makeRoom(w *crew.Worker, c *pieces, p *source.Piece) error {
 	if f, err := m.fileOf(p.File); err != nil || f == nil {
 		return errors.Join(err, m.thin(w))
 	}
-	return m.discardOldest(w, m.windowSize(p.File.Length, p.Offset/m.size))
+	return m.halve(w, m.windowSize(p.File.Length, p.Offset/m.size))
 }
 
 // clearWay makes room for the window that a sequential reader needs next, right after one was registered: meanwhile the
@@ -204,22 +204,31 @@ func (m *Windows) clearWay(w *crew.Worker, f *file) error {
 	if m.bytes+size <= m.limit {
 		return nil
 	}
-	return m.discardOldest(w, size)
+	return m.halve(w, size)
 }
 
-// discardOldest discards the least recently used windows, until the registered bytes and size more are half of the limit.
+// halve discards the least recently used windows, until the registered bytes and size more are half of the limit.
 // It needs mu, which it gives up meanwhile, and the turn.
-func (m *Windows) discardOldest(w *crew.Worker, size int64) error {
-	var victims []*window
+func (m *Windows) halve(w *crew.Worker, size int64) error {
 	left := m.bytes + size
-	for e := m.order.Back(); e != nil && left > m.limit/2; {
+	return m.discardOldest(w, func(n *window) bool {
+		left -= int64(len(n.memory))
+		return left > m.limit/2
+	})
+}
+
+// discardOldest discards the least recently used windows, as long as after says that more must go after one. It needs mu, which it gives up meanwhile,
+// and the turn.
+func (m *Windows) discardOldest(w *crew.Worker, after func(n *window) bool) error {
+	var victims []*window
+	for e, more := m.order.Back(), true; e != nil && more; {
 		oldest := e.Value.(*window)
 		e = e.Prev()
 		if m.readLately(oldest) {
 			m.order.MoveToFront(oldest.element)
 		} else {
 			victims = append(victims, oldest)
-			left -= int64(len(oldest.memory))
+			more = after(oldest)
 		}
 	}
 	return m.discard(w, victims)

@@ -137,7 +137,7 @@ func (s *Writing) Finish(ctx context.Context, after driver.Handle) error {
 	if s.r.device.CUDA == nil {
 		return s.writeHost(ctx)
 	}
-	finished, err := s.r.crew.Run(ctx, 1, 1, func(w *crew.Worker, _ int64) error {
+	return s.r.crew.RunQuiet(ctx, 1, 1, func(w *crew.Worker, _ int64) error {
 		if err := (&crew.Destination{After: after}).Ready(w); err != nil {
 			return err
 		}
@@ -158,8 +158,6 @@ func (s *Writing) Finish(ctx context.Context, after driver.Handle) error {
 		}
 		return nil
 	})
-	crew.Quiet(finished, s.r.crew)
-	return err
 }
 
 // tableOf is the bytes of the kernel's table of n sequences: the documents, and behind them the borders.
@@ -206,7 +204,7 @@ func (s *Writing) writeHost(ctx context.Context) error {
 	if wrong < 0 {
 		return errChanged
 	}
-	finished, err := s.r.crew.Run(ctx, s.r.threads, many/block+1, func(_ *crew.Worker, k int64) (err error) {
+	return s.r.crew.RunQuiet(ctx, s.r.threads, many/block+1, func(_ *crew.Worker, k int64) (err error) {
 		defer crew.OnFault(&err)()
 		from, to := k*block, min((k+1)*block, many)
 		if s.Begins.Pointer != 0 {
@@ -229,8 +227,6 @@ func (s *Writing) writeHost(ctx context.Context) error {
 		}
 		return nil
 	})
-	crew.Quiet(finished, s.r.crew)
-	return err
 }
 
 // padHost pads from a token to another one.

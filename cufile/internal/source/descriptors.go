@@ -101,7 +101,7 @@ func (h *Descriptors) closeHalf(ctx context.Context) bool {
 // Pin opens files, at most a share and each once, all of one lender. They stay open until Unpin. The caller must hold nothing
 // that another request needs before it can unpin.
 func (h *Descriptors) Pin(ctx context.Context, files []*Backing) error {
-	if h.PinOpen(files) {
+	if h.pinOpen(files) {
 		return nil
 	}
 	select {
@@ -190,17 +190,15 @@ func (h *Descriptors) isOpen(b *Backing) bool {
 	return b.element != nil
 }
 
-// PinOpen is Pin, if all of the files are open.
-func (h *Descriptors) PinOpen(files []*Backing) bool {
+// pinOpen is Pin, if all of the files are open.
+func (h *Descriptors) pinOpen(files []*Backing) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.waiting {
 		return len(files) == 0
 	}
-	for _, b := range files {
-		if b.element == nil {
-			return false
-		}
+	if slices.ContainsFunc(files, func(b *Backing) bool { return b.element == nil }) {
+		return false
 	}
 	h.pinAll(files)
 	return true

@@ -17,6 +17,7 @@ type Map struct {
 
 	Using sync.Mutex // held by the thread that uses Places
 
+	ends  []int64 // of the runs
 	first []int32 // the run that holds the byte at i << shift
 	shift int
 }
@@ -46,20 +47,24 @@ func NewRegistered(window, n int64) *Registered {
 // Placed is a File that gives a Map of itself, nil while it does not know where all its bytes lie.
 type Placed interface{ Map() *Map }
 
-// mostPlaced bounds the runs of a Map, which takes about 100 bytes for each.
+// mostPlaced bounds the runs of a Map, which takes about 130 bytes for each.
 const mostPlaced = 1 << 20
+
+// buckets is how many entries a Map has for a run. In most of them no run ends, so that the processor guesses right.
+const buckets = 8
 
 // newMap needs runs that cover a file which has bytes.
 func newMap(runs []Run, backing func(*Run) *Backing) *Map {
 	size := runs[len(runs)-1].End()
-	m := &Map{Runs: runs, Files: make([]*Backing, len(runs)), Places: make([]Place, len(runs)), shift: bits.Len64(uint64(size) / uint64(2*len(runs)))}
+	m := &Map{Runs: runs, Files: make([]*Backing, len(runs)), Places: make([]Place, len(runs)), ends: make([]int64, len(runs)),
+		shift: bits.Len64(uint64(size) / uint64(buckets*len(runs)))}
 	for i := range runs {
-		m.Files[i] = backing(&runs[i])
+		m.Files[i], m.ends[i] = backing(&runs[i]), runs[i].End()
 	}
 	m.first = make([]int32, (size-1)>>m.shift+2)
 	i := int32(0)
 	for k := range m.first[:len(m.first)-1] {
-		for runs[i].End() <= int64(k)<<m.shift {
+		for m.ends[i] <= int64(k)<<m.shift {
 			i++
 		}
 		m.first[k] = i
@@ -72,10 +77,10 @@ func newMap(runs []Run, backing func(*Run) *Backing) *Map {
 func (m *Map) Find(offset int64) int {
 	k := offset >> m.shift
 	first, last := int(m.first[k]), int(m.first[k+1])
-	if m.Runs[first].End() > offset {
+	if m.ends[first] > offset {
 		return first
 	}
-	return first + 1 + sort.Search(last-first-1, func(i int) bool { return m.Runs[first+1+i].End() > offset })
+	return first + 1 + sort.Search(last-first-1, func(i int) bool { return m.ends[first+1+i] > offset })
 }
 
 // At gives where in its object a run has the file's byte at offset, and how many bytes follow it there.

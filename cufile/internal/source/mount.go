@@ -343,7 +343,11 @@ func (b *Backing) redeem(from *control.Backing, h *Descriptors, before int) erro
 	if err != nil {
 		return fmt.Errorf("open %s: take over its descriptor: %w", b.Name, crowded(err))
 	}
-	return b.Adopt(fd)
+	if err := b.Adopt(fd); err != nil {
+		return err
+	}
+	shared.share(b)
+	return nil
 }
 
 // Release tells the daemon which files were closed. One that has gone needs not know, and the next question finds that out.

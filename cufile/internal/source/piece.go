@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"slices"
 	"sort"
 
 	"github.com/hbmfs/hbmfs/cufile/internal/driver"
@@ -20,20 +19,22 @@ type Piece struct {
 	N      int64
 }
 
+// FilesOf gives each file of pieces once.
+func FilesOf(pieces []Piece) (files []*Backing) {
+	seen, last := map[*Backing]bool{}, (*Backing)(nil)
+	for i := range pieces {
+		if b := pieces[i].File; b != last && !seen[b] {
+			files, seen[b], last = append(files, b), true, b
+		}
+	}
+	return files
+}
+
 // Span is a range of a file, and where in the destination it goes.
 type Span struct {
 	Offset int64
 	N      int64
 	To     int64
-}
-
-// Rows are the spans of n bytes that begin at offsets, and land one after the other.
-func Rows(offsets []int64, n int64) []Span {
-	rows := make([]Span, len(offsets))
-	for i, offset := range offsets {
-		rows[i] = Span{offset, n, int64(i) * n}
-	}
-	return rows
 }
 
 // spans are ranges of a file.
@@ -48,8 +49,8 @@ type spans struct {
 const mostPieces = 1 << 22
 
 // Pieces finds where spans lie now. The spans must be inside the file. With inMount all of them lie in the file of the mount
-// itself. More than 4 Mi pieces are ErrTooLarge. They go to room where that is large enough.
-func Pieces(ctx context.Context, f File, list []Span, room []Piece, inMount bool) ([]Piece, error) {
+// itself. More than 4 Mi pieces are ErrTooLarge.
+func Pieces(ctx context.Context, f File, list []Span, inMount bool) ([]Piece, error) {
 	q := &spans{of: f, list: list, files: map[uint64]*Backing{}}
 	first, last := int64(math.MaxInt64), int64(0)
 	for i := range list {
@@ -68,7 +69,7 @@ func Pieces(ctx context.Context, f File, list []Span, room []Piece, inMount bool
 			return nil, err
 		}
 	}
-	return q.pieces(room[:0])
+	return q.pieces()
 }
 
 // file names the backing file of a run.
@@ -86,61 +87,26 @@ func (q *spans) find(offset int64) int {
 	return sort.Search(len(q.runs), func(i int) bool { return q.runs[i].End() > offset })
 }
 
-// eachPiece calls fn for each piece of a span.
-func (q *spans) eachPiece(s Span, fn func(Piece) error) error {
-	offset, to := s.Offset, s.To
-	i := q.find(offset)
-	for n := s.N; n > 0; {
-		if i >= len(q.runs) || q.runs[i].Logical > offset {
-			return fmt.Errorf("source: internal error: no run covers offset %d", offset)
-		}
-		r := &q.runs[i]
-		place, take := r.At(offset)
-		take = min(take, n)
-		if err := fn(Piece{q.file(r), place, to, take}); err != nil {
-			return err
-		}
-		offset, to, n = offset+take, to+take, n-take
-		if offset >= r.End() {
-			i++
-		}
-	}
-	return nil
-}
-
 // pieces cuts the spans where runs, and pieces of runs, end.
-func (q *spans) pieces(list []Piece) ([]Piece, error) {
-	list = slices.Grow(list, min(len(q.list)+len(q.runs)-1, mostPieces))
-	if r := &q.runs[0]; len(q.runs) == 1 && r.Count == 1 && len(q.list) <= mostPieces {
-		return q.whole(r, list)
-	}
+func (q *spans) pieces() ([]Piece, error) {
+	list := make([]Piece, 0, min(len(q.list)+len(q.runs)-1, mostPieces))
 	for _, s := range q.list {
-		err := q.eachPiece(s, func(p Piece) error {
-			if len(list) == mostPieces {
-				return fmt.Errorf("%w: more than %d pieces in one request: gather less at a time", ErrTooLarge, mostPieces)
+		for i := q.find(s.Offset); s.N > 0; {
+			if i >= len(q.runs) || q.runs[i].Logical > s.Offset {
+				return nil, fmt.Errorf("source: internal error: no run covers offset %d", s.Offset)
 			}
-			list = append(list, p)
-			return nil
-		})
-		if err != nil {
-			return nil, err
+			if len(list) == mostPieces {
+				return nil, fmt.Errorf("%w: more than %d pieces in one request: gather less at a time", ErrTooLarge, mostPieces)
+			}
+			r := &q.runs[i]
+			place, n := r.At(s.Offset)
+			n = min(n, s.N)
+			list = append(list, Piece{q.file(r), place, s.To, n})
+			s = Span{s.Offset + n, s.N - n, s.To + n}
+			if s.Offset >= r.End() {
+				i++
+			}
 		}
-	}
-	return list, nil
-}
-
-// whole makes a piece of each span, where all of them lie in one run of one piece: a plain file as a rule.
-func (q *spans) whole(r *Run, list []Piece) ([]Piece, error) {
-	file := q.file(r)
-	for i := range q.list {
-		s := &q.list[i]
-		if s.N == 0 {
-			continue
-		}
-		if s.Offset < r.Logical || s.Offset+s.N > r.End() {
-			return nil, fmt.Errorf("source: internal error: no run covers offset %d", s.Offset)
-		}
-		list = append(list, Piece{file, s.Offset - r.Logical + r.Offset, s.To, s.N})
 	}
 	return list, nil
 }

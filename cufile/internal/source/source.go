@@ -77,6 +77,8 @@ type Backing struct {
 	notices      *notices                     // of the daemon that looks at it; nil where none does
 	Seen         atomic.Pointer[Registered]   // where a device sees it; nil where it is not mapped
 
+	shared *description // what FD is of; nil where no other reader may use it
+
 	mu       sync.Mutex
 	directFD int // O_DIRECT, opened on demand: 0 not tried, -1 refused
 }
@@ -137,8 +139,12 @@ func (b *Backing) Direct() (int, bool) {
 }
 
 // Close needs that no cuFile handle is left.
-func (b *Backing) Close() error {
-	err := unix.Close(b.FD)
+func (b *Backing) Close() (err error) {
+	if b.shared != nil {
+		err = shared.leave(b)
+	} else {
+		err = unix.Close(b.FD)
+	}
 	b.FD = -1
 	if b.directFD > 0 {
 		err = errors.Join(err, unix.Close(b.directFD))

@@ -18,7 +18,6 @@ import (
 type Options struct {
 	Crew    *crew.Crew
 	CUDA    *driver.CUDA // nil for the host
-	Host    bool         // the destination is the host
 	Threads int
 	Slot    int64 // most bytes that a thread moves at a time
 	Adapt   bool  // Threads is the most of them: see crew.Pace
@@ -35,7 +34,7 @@ type Mover struct {
 // New makes a Mover.
 func New(o Options) *Mover {
 	m := &Mover{opt: o}
-	if o.Adapt && !o.Host {
+	if o.Adapt && o.CUDA != nil {
 		m.pace = crew.NewPace(o.Threads, o.Readers)
 	}
 	return m
@@ -51,9 +50,9 @@ const (
 	launchBytes = 32 << 10
 )
 
-// Move reads pieces, and gives their bytes where it succeeds. cold says that they are not in the page cache. readers counts those that
-// share the machine. finished is what [crew.Crew.Run] gives.
-func (m *Mover) Move(ctx context.Context, to *crew.Destination, pieces []source.Piece, cold bool, readers func() int) (moved int64, finished <-chan struct{}, err error) {
+// Move reads pieces, and gives their bytes. cold says that they are not in the page cache. readers counts those that
+// share the machine. When it returns, also with an error, nothing is under way.
+func (m *Mover) Move(ctx context.Context, to *crew.Destination, pieces []source.Piece, cold bool, readers func() int) (moved int64, err error) {
 	for _, p := range pieces {
 		moved += p.N
 	}
@@ -67,8 +66,8 @@ func (m *Mover) Move(ctx context.Context, to *crew.Destination, pieces []source.
 	if cu := m.opt.CUDA; cu != nil && len(chunks) > 1 && moved/int64(len(chunks)) < cu.SmallPieces() {
 		chunks = source.Pack(pieces, size, mostPacked, launchBytes)
 	}
-	finished, err = m.opt.Crew.Run(ctx, m.opt.Threads, int64(len(chunks)), func(w *crew.Worker, i int64) error {
-		if m.opt.Host {
+	return moved, m.opt.Crew.RunQuiet(ctx, m.opt.Threads, int64(len(chunks)), func(w *crew.Worker, i int64) error {
+		if m.opt.CUDA == nil {
 			return chunks[i].Read(to.Host[chunks[i].To:])
 		}
 		if err := to.Ready(w); err != nil {
@@ -76,10 +75,6 @@ func (m *Mover) Move(ctx context.Context, to *crew.Destination, pieces []source.
 		}
 		return m.stage(w, to, &chunks[i], cold)
 	})
-	if err != nil {
-		return 0, finished, err
-	}
-	return moved, finished, nil
 }
 
 // chunkSize gives each of so many threads something to do, without making chunks that cost more than they carry.

@@ -5,7 +5,6 @@ package widen
 import (
 	"context"
 	"fmt"
-	"unsafe"
 
 	"github.com/hbmfs/hbmfs/cufile/internal/crew"
 	"github.com/hbmfs/hbmfs/cufile/internal/driver"
@@ -80,7 +79,7 @@ func (m *Mover) Move(ctx context.Context, to *crew.Destination, from *crew.Desti
 		}
 		return nil
 	}
-	finished, err := m.crew.Run(ctx, 1, 1, func(w *crew.Worker, _ int64) error {
+	return m.crew.RunQuiet(ctx, 1, 1, func(w *crew.Worker, _ int64) error {
 		if to.Form != nil {
 			return m.launch(w, to, from.HBM, spans)
 		}
@@ -100,15 +99,6 @@ func (m *Mover) Move(ctx context.Context, to *crew.Destination, from *crew.Desti
 		}
 		return w.Sent(slot)
 	})
-	crew.Quiet(finished, m.crew)
-	return err
-}
-
-// Entry is a piece in the kernel's table, see widen.cu.
-type Entry struct {
-	From  driver.Pointer
-	At    int64
-	Bytes uint64
 }
 
 // launchBytes is the most of one entry, so that no warp works long after the others.
@@ -128,13 +118,13 @@ func (m *Mover) launch(w *crew.Worker, to *crew.Destination, from driver.Pointer
 		if err := to.Ready(w); err != nil {
 			return err
 		}
-		table := unsafe.Slice((*Entry)(unsafe.Pointer(unsafe.SliceData(slot.Memory))), len(slot.Memory)/int(unsafe.Sizeof(Entry{}))) // slots begin with a page
+		table := driver.Pieces(slot.Memory)
 		count := 0
 		for ; len(spans) > 0 && count < len(table); count++ {
 			s := &spans[0]
 			n := min(s.N-skip, launchBytes)
 			at, bytes := to.Form.Piece(s.To+skip, n)
-			table[count] = Entry{from, at, bytes}
+			table[count] = driver.Piece{From: from, To: driver.Pointer(at), N: int64(bytes)}
 			from += driver.Pointer(n)
 			if skip += n; skip == s.N {
 				spans, skip = spans[1:], 0
@@ -154,13 +144,11 @@ func (m *Mover) launch(w *crew.Worker, to *crew.Destination, from driver.Pointer
 func (m *Mover) moveHost(ctx context.Context, to *crew.Destination, place int64, from []byte) error {
 	const block = 1 << 20
 	n := int64(len(from))
-	finished, err := m.crew.Run(ctx, m.threads, (n+block-1)/block, func(_ *crew.Worker, i int64) (err error) {
+	return m.crew.RunQuiet(ctx, m.threads, (n+block-1)/block, func(_ *crew.Worker, i int64) (err error) {
 		defer crew.OnFault(&err)()
 		Write(to, place+i*block, from[i*block:min((i+1)*block, n)])
 		return nil
 	})
-	crew.Quiet(finished, m.crew)
-	return err
 }
 
 // Write writes elements on the host, as widen.cu does on a GPU.

@@ -145,6 +145,8 @@ class FileInfo(_Sized):
         ("runs", _i64),
         ("moved", Moved),
         ("note", ctypes.c_char * 256),
+        ("seen", _u32),
+        ("reserved", _u32),
     ]
 
 

@@ -212,6 +212,11 @@ class File(Owner):
         arguments = (self._handle, pointer, room, _native.address(offsets), len(offsets), length, widen, stream)
         return Request.begin(self._library, "gather_begin", arguments, value, finish=finish, ended=self._reader._ended, owner=self)
 
+    @property
+    def seen(self) -> bool:
+        """Whether the last read found all its bytes in memory that the device reads: then prefetch does nothing."""
+        return bool(self._info().seen)
+
     def prefetch(self, offsets: Any, lengths: Any) -> None:
         """Says which byte ranges will be read, in their order. It is advice: nothing waits, and nothing may come of it."""
         at, n = np.ascontiguousarray(offsets, np.int64), np.ascontiguousarray(lengths, np.int64)

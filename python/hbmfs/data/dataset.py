@@ -165,11 +165,12 @@ class Dataset:
         spans, or an array."""
         where = _starts(starts)
         lengths = np.broadcast_to(_starts(length) if np.ndim(length) else _count("length", length), where.shape)
-        self._inside(where, lengths)
         file = self._open()
-        if file is not None and len(where):
-            size = self.dtype.itemsize
-            file.prefetch(where * size + self._tokens.offset, lengths * size)
+        if file is None or not len(where) or file.seen:
+            return
+        self._inside(where, lengths)
+        size = self.dtype.itemsize
+        file.prefetch(where * size + self._tokens.offset, lengths * size)
 
     def stats(self) -> dict[str, Any]:
         """What was read: ``bytes`` by path, ``reads``, the last ``choice`` and its ``reason``, and what the reader holds.

@@ -150,6 +150,41 @@ func TestReaderKeepsFewDescriptors(t *testing.T) {
 	}
 }
 
+// TestTwoReadersHaveOneDescriptorOfAFile reads the same view by two readers. One closes, and the other reads on.
+func TestTwoReadersHaveOneDescriptorOfAFile(t *testing.T) {
+	_, _, view, data := manyShardsView(t)
+	counts := []int{descriptors(t)}
+	var readers []*cufile.Reader
+	var files []*cufile.File
+	for range 2 {
+		r, err := cufile.New(t.Context(), cufile.Options{Device: cufile.HostDevice, Descriptors: 4096, Arena: 4 << 20})
+		if err != nil {
+			t.Fatal(err)
+		}
+		f, err := r.Open(t.Context(), view)
+		if err != nil {
+			t.Fatal(err)
+		}
+		readers, files = append(readers, r), append(files, f)
+		readSpan(t, f, data, 0, f.Size())
+		counts = append(counts, descriptors(t))
+	}
+	if one := counts[1] - counts[0]; one < 1000 || counts[2]-counts[1] > one/10 {
+		t.Errorf("%v descriptors before, with one reader, and with two", counts)
+	}
+	if err := closed(files[0], readers[0]); err != nil {
+		t.Error(err)
+	}
+	readSpan(t, files[1], data, 0, files[1].Size())
+	gatherSome(t, files[1], data)
+	if err := closed(files[1], readers[1]); err != nil {
+		t.Error(err)
+	}
+	if n := descriptors(t); n > counts[0]+8 {
+		t.Errorf("%d descriptors in the end, %d in the beginning", n, counts[0])
+	}
+}
+
 // closed closes files and readers. On a busy machine a step may take longer than Close waits.
 func closed(all ...io.Closer) error {
 	var errs []error

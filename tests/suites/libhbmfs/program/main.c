@@ -9,7 +9,7 @@ _Static_assert(sizeof(hbmfs_failure) == 520, "hbmfs_failure");
 _Static_assert(sizeof(hbmfs_reader_options) == 104, "hbmfs_reader_options");
 _Static_assert(sizeof(hbmfs_reader_info) == 508, "hbmfs_reader_info");
 _Static_assert(sizeof(hbmfs_reader_stats) == 344, "hbmfs_reader_stats");
-_Static_assert(sizeof(hbmfs_file_info) == 344, "hbmfs_file_info");
+_Static_assert(sizeof(hbmfs_file_info) == 352, "hbmfs_file_info");
 _Static_assert(sizeof(hbmfs_draft_file) == 32, "hbmfs_draft_file");
 _Static_assert(sizeof(hbmfs_checkpoint_info) == 288, "hbmfs_checkpoint_info");
 _Static_assert(sizeof(hbmfs_verified) == 40, "hbmfs_verified");
