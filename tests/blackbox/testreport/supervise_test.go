@@ -176,7 +176,7 @@ func TestTimeFor(t *testing.T) {
 		t.Fatal(err)
 	}
 	text, err := os.ReadFile(table)
-	if err != nil || !strings.HasSuffix(string(text), "\n\ntests/mount 100\n") {
+	if err != nil || !strings.HasSuffix(string(text), "\n\ntests/suites/mount 100\n") {
 		t.Errorf("the table is %q: %v", text, err)
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
