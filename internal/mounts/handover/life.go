@@ -214,8 +214,7 @@ func (l *Life) Begin(ctx context.Context, log *slog.Logger, states ...State) err
 	}
 	if err != nil && l.kind == ByKeeper { // or it has just gone
 		if l.socket >= 0 {
-			_ = unix.Close(l.socket) // of a peer that is gone
-			l.socket = -1
+			l.leaveKeeper()
 		}
 		l.renews = false
 		err = l.startKeeper("", nil)

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"time"
 
@@ -161,6 +162,32 @@ func (l *Life) tellSpares() error {
 	return l.tell(say("NEWS=1").with(ends[0]))
 }
 
+// hearTells takes the pipe to a spare that a keeper started for the time after this daemon. It stands before that of the keeper's other spares. The caller has the
+// lock.
+func (l *Life) hearTells(fd int) { l.tells = slices.Insert(l.tells, 0, fd) }
+
+// leaveKeeper closes the socket of a keeper that has gone. First it takes the pipes which that keeper has sent: a spare that hears of no other keeper waits for
+// the end of this daemon, and keeps the filesystem until then. The caller has the lock.
+func (l *Life) leaveKeeper() {
+	_ = unix.SetNonblock(l.socket, true) // or the peer's end is what ends the loop
+	for {
+		m, err := receive(l.socket)
+		if errors.Is(err, unix.ECONNRESET) { // told once, before what is queued: the keeper has not read all
+			continue
+		}
+		if err != nil {
+			break
+		}
+		if m.fields["TELLS"] == "" {
+			m.close()
+		} else if m.fd >= 0 {
+			l.hearTells(m.fd)
+		}
+	}
+	_ = unix.Close(l.socket) // of a peer that is gone
+	l.socket = -1
+}
+
 // tellOrphans tells spares of keepers that have died, and with newsOver all. The caller has the lock.
 func (l *Life) tellOrphans(word byte, pid int) {
 	orphans := l.tells
@@ -191,8 +218,7 @@ func (l *Life) Secure(log *slog.Logger) {
 	}
 	l.log = log
 	if l.socket >= 0 {
-		_ = unix.Close(l.socket) // of a peer that is gone
-		l.socket = -1
+		l.leaveKeeper()
 	}
 	if !l.alone {
 		if err := l.startSpare(); err != nil {

@@ -90,7 +90,7 @@ func (l *Life) await(ctx context.Context, meanwhile func() error) (m message, er
 			l.orphan.hears(m.fd)
 		case m.fields["TELLS"] != "":
 			l.mu.Lock()
-			l.tells = append(l.tells, m.fd)
+			l.hearTells(m.fd)
 			l.mu.Unlock()
 		case m.fields["FDNAME"] != "":
 			l.update(m.fields["FDNAME"], m.fd)

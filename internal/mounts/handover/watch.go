@@ -119,6 +119,12 @@ func (l *Life) watch(ctx context.Context, socket int) {
 func (l *Life) listen(socket int) {
 	for {
 		m, err := receive(socket)
+		if m.fields["TELLS"] != "" && m.fd >= 0 {
+			l.mu.Lock()
+			l.hearTells(m.fd)
+			l.mu.Unlock()
+			continue
+		}
 		m.close()
 		number := m.fields["SETTLED"]
 		if number != "" {
