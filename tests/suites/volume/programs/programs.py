@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from pathlib import Path
 
@@ -202,8 +203,14 @@ def join():
 def two_ranks(mount, program, pattern):
     """Two ranks save; one or both are killed in the middle of a save; two others load, save again over what is left, and rotate. What was killed is never shown."""
 
+    def found():
+        return sorted(path.name for path in mount.glob(pattern) if published(path))
+
     def shown(*steps):
-        names = sorted(path.name for path in mount.glob(pattern) if published(path))
+        # The last checkpoint that DeepSpeed's latest names is published soon after the processes that wrote it have ended.
+        end = time.monotonic() + 60
+        while (names := found()) and len(names) < len(steps) and time.monotonic() < end:
+            time.sleep(0.02)
         assert [int("".join(filter(str.isdigit, name))) for name in names] == list(steps), (program.__name__, names)
 
     assert ranks(program, mount, 0, (1, 2), "nobody") == [0, 0]
