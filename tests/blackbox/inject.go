@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"time"
 )
@@ -40,4 +41,19 @@ func CanInject() error {
 		refused = errors.New("it does not attach to a process")
 	}
 	return refused
+}
+
+// Traced tells whether a tracer has got hold of every thread of a process. It takes one after the other, and a process that is busy goes on in those that are left.
+func Traced(pid, tracer int) bool {
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
+	for _, path := range threads {
+		text, readErr := os.ReadFile(path)
+		if errors.Is(readErr, os.ErrNotExist) { // it has ended
+			continue
+		}
+		if readErr != nil || !bytes.Contains(text, fmt.Appendf(nil, "\nTracerPid:\t%d\n", tracer)) {
+			return false
+		}
+	}
+	return err == nil && len(threads) > 0
 }

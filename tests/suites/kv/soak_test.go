@@ -42,10 +42,7 @@ func (v *volume) failing(t testing.TB, pid int, how ...string) (well func()) {
 	}
 	strace := exec.Command("strace", append(args, how...)...)
 	must(t, strace.Start())
-	if !blackbox.Within(patience, func() bool {
-		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-		return err == nil && strings.Contains(string(text), fmt.Sprintf("\nTracerPid:\t%d\n", strace.Process.Pid))
-	}) {
+	if !blackbox.Within(patience, func() bool { return blackbox.Traced(pid, strace.Process.Pid) }) {
 		t.Fatal("strace does not attach")
 	}
 	return func() {

@@ -2,13 +2,10 @@ package origins_test
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -51,7 +48,7 @@ func (m *mounted) inject(t *testing.T, call, what, path string) *injection {
 			cancel()
 			_ = i.cmd.Wait() // by the signal
 		})
-		if blackbox.Within(10*time.Second, func() bool { return m.traced(i.cmd.Process.Pid) }) {
+		if blackbox.Within(10*time.Second, func() bool { return blackbox.Traced(m.pid, i.cmd.Process.Pid) }) {
 			t.Cleanup(i.end)
 			return i
 		}
@@ -59,21 +56,6 @@ func (m *mounted) inject(t *testing.T, call, what, path string) *injection {
 	}
 	t.Fatalf("strace does not get hold of the daemon %d", m.pid)
 	return nil
-}
-
-// traced tells whether every thread of the daemon is in the hands of a tracer.
-func (m *mounted) traced(tracer int) bool {
-	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", m.pid))
-	for _, path := range threads {
-		text, readErr := os.ReadFile(path)
-		if errors.Is(readErr, os.ErrNotExist) { // it has ended
-			continue
-		}
-		if readErr != nil || !strings.Contains(string(text), fmt.Sprintf("\nTracerPid:\t%d\n", tracer)) {
-			return false
-		}
-	}
-	return err == nil && len(threads) > 0
 }
 
 // end lets the daemon go. It may be called again.

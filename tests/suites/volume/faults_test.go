@@ -26,10 +26,7 @@ func inject(t *testing.T, pid int, words, written string) (end func()) {
 	}
 	tracer := exec.Command("strace", options...)
 	must(t, tracer.Start())
-	if !blackbox.Within(patience, func() bool {
-		text, err := os.ReadFile("/proc/" + itoa(pid) + "/status")
-		return err == nil && strings.Contains(string(text), "\nTracerPid:\t"+itoa(tracer.Process.Pid)+"\n")
-	}) {
+	if !blackbox.Within(patience, func() bool { return blackbox.Traced(pid, tracer.Process.Pid) }) {
 		t.Fatal("strace does not attach")
 	}
 	return func() {

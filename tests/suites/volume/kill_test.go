@@ -155,10 +155,7 @@ func TestKillWhilePublishing(t *testing.T) {
 			tracer := exec.Command("strace", words...)
 			must(t, tracer.Start())
 			defer func() { _ = tracer.Process.Kill(); _ = tracer.Wait() }()
-			if !blackbox.Within(patience, func() bool {
-				text, err := os.ReadFile("/proc/" + itoa(pid) + "/status")
-				return err == nil && strings.Contains(string(text), "\nTracerPid:\t"+itoa(tracer.Process.Pid)+"\n")
-			}) {
+			if !blackbox.Within(patience, func() bool { return blackbox.Traced(pid, tracer.Process.Pid) }) {
 				t.Fatal("strace does not attach")
 			}
 			result := make(chan error, 1)
