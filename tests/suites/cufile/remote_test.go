@@ -128,7 +128,7 @@ func streamsOverACacheThatEvicts(t *testing.T, decoded bool) {
 			var errs []error
 			p.files, errs = r.OpenMany(ctx, names)
 			err := errors.Join(errs...)
-			if err == nil {
+			for again := true; again && err == nil; again = i == 0 && most == 0 { // on a busy machine segments may go before they are mapped
 				err = p.pass(ctx, func() {
 					if i == 0 {
 						most = max(most, mappedSegments(t))
