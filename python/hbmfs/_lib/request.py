@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from .. import errors
+from ._arguments import seconds
 from ._closing import unheard
 from ._native import OK, TIMEOUT, Library, Result
 
@@ -65,7 +66,7 @@ class Request(Generic[T]):
         When the time is up it raises :class:`WaitTimeoutError` and the request goes on. Any other exception, also
         KeyboardInterrupt, cancels it first.
         """
-        end = None if timeout is None else time.monotonic() + timeout
+        end = None if timeout is None else time.monotonic() + seconds(timeout)
         try:
             while self._handle.value:
                 left = _SLICE if end is None else end - time.monotonic()
