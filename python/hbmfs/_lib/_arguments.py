@@ -9,6 +9,7 @@ import builtins
 import collections.abc as abc
 import functools
 import inspect
+import numbers
 import operator
 import os
 import reprlib
@@ -97,7 +98,19 @@ class _Names(dict[str, Any]):
         for module in (builtins, sys.modules["hbmfs"]):
             if hasattr(module, name):
                 return getattr(module, name)
-        return sys.modules[name]
+        return sys.modules.get(name) or _Later()
+
+
+class _Later:
+    """A package that is not imported, and all of its types: anything may be of them."""
+
+    def __getattr__(self, name: str) -> _Later:
+        return self
+
+    def __or__(self, other: Any) -> Any:
+        return Any
+
+    __ror__ = __or__
 
 
 def kind_of(hint: Any, names: Mapping[str, Any]) -> Kind:
@@ -105,11 +118,11 @@ def kind_of(hint: Any, names: Mapping[str, Any]) -> Kind:
     if isinstance(hint, (str, typing.ForwardRef)):
         try:
             hint = eval(hint if isinstance(hint, str) else hint.__forward_arg__, {}, names)  # of our own source
-        except (AttributeError, KeyError, NameError, TypeError):
+        except (AttributeError, NameError, TypeError):
             return ANYTHING
     if isinstance(hint, TypeVar):
         hint = hint.__bound__ or Any
-    if hint in (Any, inspect.Parameter.empty):
+    if hint is Any or isinstance(hint, _Later):
         return ANYTHING
     if hint in _SIMPLE:
         return _SIMPLE[hint]
@@ -144,7 +157,11 @@ def kind_of(hint: Any, names: Mapping[str, Any]) -> Kind:
     if origin in (abc.Sequence, list):
         return _listed(kind_of(of[0], names), (abc.Sequence,))
     if origin is abc.Iterable:
-        return Kind(f"several of {kind_of(of[0], names).says}", lambda value: hasattr(value, "__iter__") and not isinstance(value, bytes))
+        each = kind_of(of[0], names)
+        return Kind(  # what can be iterated once is not
+            f"several of {each.says}",
+            lambda value: isinstance(value, abc.Iterable) and not isinstance(value, bytes) and (isinstance(value, abc.Iterator) or all(map(each.takes, value))),
+        )
     if getattr(origin, "_is_protocol", False):
         methods = [name for name, there in vars(origin).items() if inspect.isfunction(there) and not name.startswith("_")]
         return Kind(_PROTOCOLS.get(origin.__name__, f"a {origin.__name__}"), lambda value: not isinstance(value, type) and all(callable(getattr(value, name, None)) for name in methods))
@@ -170,7 +187,7 @@ def _whole(value: Any) -> bool:
 
 
 def _number(value: Any) -> bool:
-    return hasattr(value, "__float__") and not isinstance(value, bool)
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def _yes_or_no(value: Any) -> bool:

@@ -13,10 +13,13 @@ CPU = -1
 """The number of host memory, beside the indexes of GPUs."""
 
 
+_MOST = 10_000
+
+
 def parse(device: Any) -> int:
     """Gives the index of a GPU as CUDA counts them, or CPU. Whether the GPU exists shows when it is opened."""
     if isinstance(device, int) and not isinstance(device, bool):
-        if device < 0:
+        if not 0 <= device < _MOST:
             raise DeviceError(f'device {device} does not exist: give a GPU\'s index, "cuda:0" or "cpu"')
         return device
     name = str(device)  # a torch.device reads "cuda:0"

@@ -225,7 +225,10 @@ class File(Owner):
     @checked
     def prefetch(self, offsets: Any, lengths: Any) -> None:
         """Says which byte ranges will be read, in their order. It is advice: nothing waits, and nothing may come of it."""
-        at, n = np.ascontiguousarray(offsets, np.int64), np.ascontiguousarray(lengths, np.int64)
+        try:
+            at, n = np.ascontiguousarray(offsets, np.int64), np.ascontiguousarray(lengths, np.int64)
+        except (TypeError, ValueError, OverflowError) as err:
+            raise errors.ArgumentError(f"offsets and lengths must be lists of whole numbers: {err}") from err
         if at.ndim != 1 or at.shape != n.shape:
             raise errors.InvalidError(f"offsets and lengths must be as many, not {at.shape} and {n.shape}")
         self._library.ask("prefetch", self._handle, at.ctypes.data, n.ctypes.data, len(at))

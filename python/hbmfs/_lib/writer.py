@@ -29,7 +29,7 @@ import numpy as np
 
 from .. import errors
 from . import _device, _native
-from ._arguments import Device, Path, checked
+from ._arguments import Device, Path, checked, shown
 from ._handle import Owner
 from ._memory import Place, place
 from .device_array import DeviceArray
@@ -188,6 +188,8 @@ class Writer(Owner):
 
     def _begin(self, function: str, where: Any, files: Iterable[OutFile], progress: Progress) -> Write:
         listed = list(files)
+        if wrong := [file for file in listed if not isinstance(file, OutFile)]:
+            raise errors.ArgumentError(f"files has {shown(wrong[0])}: give each as a hbmfs.OutFile")
         table = (_native.WriteFile * len(listed))()
         for row, file in zip(table, listed, strict=True):
             name = os.fsencode(file.name)

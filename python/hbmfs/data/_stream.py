@@ -383,8 +383,8 @@ class _Given:
 def at_least(least: int, name: str, value: int) -> int:
     """The value, if it is a whole number that is large enough."""
     number = operator.index(value)
-    if number < least:
-        raise InvalidError(f"{name} is {number}: give at least {least}")
+    if not least <= number < NEVER:
+        raise InvalidError(f"{name} is {number}: give at least {least}" + f", and less than {NEVER}" * (number >= NEVER))
     return number
 
 

@@ -83,6 +83,6 @@ def count_of(what: str, n: Any) -> int:
         count = operator.index(n)
     except TypeError as err:
         raise DtypeError(f"{what} is a {type(n).__name__} and must be an integer") from err
-    if count < 0:
-        raise OutOfRangeError(f"{what} is {count} and must not be negative")
+    if not 0 <= count < 1 << 62:
+        raise OutOfRangeError(f"{what} is {count} and must not be negative" + ", nor 2**62 or more" * (count > 0))
     return count

@@ -226,7 +226,9 @@ class Dataset(Generic[A]):
         """Says which spans will be read, in their order, so that slow storage can be asked early. It is advice. length is of all
         spans, or an array."""
         where = starts_of(starts)
-        lengths = np.broadcast_to(starts_of(length) if np.ndim(length) else count_of("length", length), where.shape)
+        lengths = starts_of(length) if np.ndim(length) else np.full(where.shape, count_of("length", length))
+        if lengths.shape != where.shape:
+            raise errors.InvalidError(f"length has {len(lengths)} of them, and there are {len(where)} starts: give one, or as many")
         file = self._open()
         if file is None or not len(where) or file.seen:
             return

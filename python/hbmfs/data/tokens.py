@@ -134,7 +134,7 @@ def parse_dtype(dtype: Any) -> np.dtype[Any]:
     """Reads an element type: a NumPy type, its name, or one of torch."""
     try:
         return np.dtype(str(dtype).removeprefix("torch.") if type(dtype).__module__ == "torch" else dtype)
-    except TypeError as err:
+    except (TypeError, ValueError) as err:
         raise DtypeError(f"dtype {dtype!r} is not known: use a NumPy type such as numpy.uint16") from err
 
 

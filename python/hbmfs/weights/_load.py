@@ -392,7 +392,7 @@ class _Torch:
         except (RuntimeError, AssertionError) as err:
             if "can't allocate memory" in str(err):
                 raise OutOfMemoryError(f"the host has no {size} bytes left for weights: load fewer by names") from None
-            raise DeviceError(f"torch cannot use {self._device}: {str(err).splitlines()[0]}") from err
+            raise DeviceError(f'torch cannot use {self._device}: {str(err).splitlines()[0]}; or give device="cpu"') from err
 
     def pointer(self, block: Any) -> int:
         return int(block.data_ptr())

@@ -5,6 +5,7 @@
 
 import inspect
 import os
+import queue
 import random
 import sys
 import tempfile
@@ -14,9 +15,20 @@ import hbmfs
 import numpy as np
 from hbmfs._lib._arguments import ANYTHING, kinds_of
 
+
+
+class Plain:
+    def __init__(self, *_):
+        pass
+
+
+def nothing(*_):
+    return None
+
+
 VALUES = {
     "None": None, "text": "x", "bytes": b"x", "half": 1.5, "nan": float("nan"), "negative": -1, "huge": 1 << 70, "true": True, "list": [], "nothing in a list": [None],
-    "dict": {}, "names": {"x": "y"}, "object": object(), "type": int, "function": len, "array": np.zeros(3), "file": "a-file", "path": Path("a-file/below"),
+    "dict": {}, "names": {"x": "y"}, "object": object(), "type": Plain, "function": nothing, "array": np.zeros(3), "file": "a-file", "path": Path("a-file/below"),
 }  # fmt: skip
 
 MADE_BY_OTHERS = {"Dataset", "DeviceArray", "File", "Request", "Snapshot", "Write", "KVOutcome", "KVResult", "Packed", "FilePart", "OutFile", "Written", "WrittenFile"}
@@ -81,7 +93,7 @@ class Calls:
         objects = {
             "Dataset": self.ds, "Reader": self.reader, "File": self.file, "Writer": self.writer, "TokenStream": stream, "Checkpoints": self.checkpoints,
             "Mixture": hbmfs.Mixture({"a": (self.ds, 1)}, 2, 8, epochs=1), "PackedStream": hbmfs.PackedStream(self.ds, 2, 8, epochs=1), "Part": self.ds.split("train"),
-            "Aligned": hbmfs.Aligned({"a": self.ds}), "Request": self.ds.begin_gather([0], 2), "Queue": self.ds.queue(2),
+            "Aligned": hbmfs.Aligned({"a": self.ds}), "Request": self.ds.begin_gather([0], 2), "Queue": self.ds.queue(10_000),
         }  # fmt: skip
         for name, value in objects.items():
             for own, _ in inspect.getmembers(type(value), inspect.isroutine):
@@ -116,9 +128,13 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         calls = [*Calls(Path(folder))]
-        failures = [(name, parameter, outcome(call, arguments)) for name, parameter, _, _, call, arguments in calls]
+        failures = []
+        for name, parameter, value, _, call, arguments in calls:
+            if "-v" in sys.argv:
+                print(name, parameter, value, file=sys.stderr, flush=True)
+            failures.append((name, parameter, outcome(call, arguments)))
         failures = [failure for failure in failures if failure[2] is not None]
-        raw = [failure for failure in failures if not isinstance(failure[2], hbmfs.Error)]
+        raw = [failure for failure in failures if not isinstance(failure[2], (hbmfs.Error, queue.Empty))]
         print(f"{len({name for name, *_ in calls})} callables, {len(calls)} calls, {len(failures)} of them wrong, {len(raw)} raw")
         for name, parameter, err in raw:
             print("RAW", name, parameter, type(err).__name__, err)
