@@ -212,7 +212,8 @@ def _either(says: list[str]) -> str:
 
 
 def _called(function: Callable[..., Any]) -> str:
-    return f"hbmfs.{function.__qualname__}".removesuffix(".__init__")
+    own = function.__module__.partition("hbmfs.integrations")[2]
+    return f"hbmfs{own}.{function.__qualname__}".removesuffix(".__init__")
 
 
 def _told(err: OSError) -> Error:

@@ -242,6 +242,9 @@ class File(Owner):
         """Cancels its requests and closes the file. WaitTimeoutError as of the reader."""
         super().close()
 
+    def __repr__(self) -> str:
+        return f"<hbmfs.File {self.path} {self.size} bytes on {_device.name(self._reader.device)}{' closed' if self._closed else ''}>"
+
     def _info(self) -> _native.FileInfo:
         info = _native.FileInfo()
         self._library.ask("file_get_info", self._handle, info)

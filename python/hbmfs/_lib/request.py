@@ -49,6 +49,9 @@ class Request(Generic[T]):
             raise
         return request
 
+    def __repr__(self) -> str:
+        return f"<hbmfs.{type(self).__name__} {'under way' if self._handle.value else 'done'}>"
+
     @property
     def done(self) -> bool:
         """Whether wait() would return, or raise, at once."""

@@ -261,6 +261,9 @@ class Checkpoints:
         else:
             unheard(f"the checkpoints in {self.directory}", self.close)
 
+    def __repr__(self) -> str:
+        return f"<hbmfs.Checkpoints {self.directory} on {self._device}, keep={self._keep}{' closed' if self._closed else ''}>"
+
     @checked
     @contextlib.contextmanager
     def on_preemption(self, number: int = signal.SIGTERM) -> Iterator[None]:
