@@ -129,6 +129,11 @@ class Checkpoints:
         if not found or "/" in name or name.startswith(".") or "{" in before + after:
             raise InvalidError(f"name is {name!r}: give the name of a directory with one {{step}} in it")
         self.directory = os.path.abspath(directory)
+        above = self.directory
+        while not os.path.lexists(above):
+            above = os.path.dirname(above)
+        if os.path.exists(above) and not os.path.isdir(above):
+            raise InvalidError(f"{above} is no directory, or lies below a file: give a directory for checkpoints")
         self.deadline = deadline
         self._keep = keep
         self._name = name

@@ -67,7 +67,7 @@ def test_wrong_arguments_are_told(tmp_path, monkeypatch):
         (lambda ds, at: hbmfs.open(at / "tokens.npy", "cuda"), 'give device="cpu"'),
         (lambda ds, at: hbmfs.nanogpt.batches({"train": at / "tokens.npy"}, 8, 2)("train"), 'give device="cpu"'),
         (lambda ds, at: hbmfs.Checkpoints(at / "run", memory=4096, device="cuda"), 'give device="cpu"'),
-        (lambda ds, at: hbmfs.KVStore(at, "x", 4096, device="cuda"), 'no KV volume|give device="cpu"'),
+        (lambda ds, at: hbmfs.KVStore(at, "x", 4096, device="cuda"), 'not below an hbmfs mount|give device="cpu"'),
     ],
 )
 def test_the_mistakes_of_a_first_hour(tokens, tmp_path, monkeypatch, call, words):
@@ -156,6 +156,8 @@ def test_a_stream_has_a_length_an_end_and_a_with(tokens):
 
 def test_what_is_printed_is_one_line(tokens, tmp_path):
     with hbmfs.open(tokens[0]) as ds, hbmfs.Checkpoints(tmp_path / "run") as checkpoints, hbmfs.Reader("cpu") as reader:
+        request = ds.begin_gather([0], 2)
+        request.wait()
         ds._documents = np.arange(0, 500_001, 100)
         packed = hbmfs.PackedStream(ds, 2, 128, epochs=2, targets=True)
         path = tokens[0]
@@ -168,7 +170,7 @@ def test_what_is_printed_is_one_line(tokens, tmp_path):
             (hbmfs.Aligned({"a": ds, "b": ds}), "<hbmfs.Aligned a, b: 500000 tokens each on cpu>"),
             (checkpoints, f"<hbmfs.Checkpoints {tmp_path}/run on cpu, keep=3>"),
             (reader.open_file(path), f"<hbmfs.File {path} 1000128 bytes on cpu>"),
-            (ds.begin_gather([0], 2), "<hbmfs.Request done>"),
+            (request, "<hbmfs.Request done>"),
         ):
             assert repr(thing) == text
 

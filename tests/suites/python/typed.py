@@ -6,6 +6,8 @@ from pathlib import Path
 import hbmfs
 import torch
 from hbmfs.checkpoints import Save
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 
 def main(data: Path, folder: Path) -> None:
@@ -30,8 +32,8 @@ def main(data: Path, folder: Path) -> None:
     weights: dict[str, torch.Tensor] = hbmfs.load_safetensors(folder / "model", device="cpu", slices={"w": (slice(0, 2),)}, progress=False)
     with hbmfs.Checkpoints(folder / "run") as checkpoints, hbmfs.DCPStager(1 << 16, device="cpu") as stager:
         save: Save = checkpoints.save(1, {"w": weights["w"]})
-        torch.distributed.checkpoint.save({"w": weights["w"]}, storage_writer=hbmfs.DCPWriter(folder / "dcp", progress=False), no_dist=True)
-        torch.distributed.checkpoint.load({"w": weights["w"]}, storage_reader=hbmfs.DCPReader(save.wait()), no_dist=True)
+        dcp_save({"w": weights["w"]}, storage_writer=hbmfs.DCPWriter(folder / "dcp", progress=False), no_dist=True)
+        dcp_load({"w": weights["w"]}, storage_reader=hbmfs.DCPReader(save.wait()), no_dist=True)
     try:
         hbmfs.KVStore(folder, "blocks", 4096).get_many([b"key"], [bytearray(8)]).result()
     except hbmfs.UnavailableError as err:
