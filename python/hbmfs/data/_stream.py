@@ -136,7 +136,8 @@ class Stream(Generic[B]):
         """The state after the first `batches` batches of a DataLoader whose workers read this stream from where it stands: how many of
         them the main process has taken from the loader. Like state_dict() of a stream without workers it is the same on every rank,
         and may be loaded with any rank, world size, batch size and number of workers."""
-        at_least(0, "batches", batches)
+        if at_least(0, "batches", batches) >= NEVER:
+            raise InvalidError(f"batches are {batches}, which no run reaches")
         begun = self._position, self._began
         if self._after is None or self._after[0] != begun or self._after[1] > batches:
             self._after = begun, 0, self._twin()
@@ -383,8 +384,8 @@ class _Given:
 def at_least(least: int, name: str, value: int) -> int:
     """The value, if it is a whole number that is large enough."""
     number = operator.index(value)
-    if not least <= number < NEVER:
-        raise InvalidError(f"{name} is {number}: give at least {least}" + f", and less than {NEVER}" * (number >= NEVER))
+    if number < least:
+        raise InvalidError(f"{name} is {number}: give at least {least}")
     return number
 
 

@@ -53,10 +53,13 @@ class Part(Generic[A]):
         np.cumsum(borders[self.numbers + 1] - self.begins, out=self.documents[1:])
         self.digest = hashlib.blake2b(self.numbers.astype("<i8").tobytes(), digest_size=8).hexdigest()
 
-    path = property(lambda self: f"a part of {self.whole.path}")
-    dtype = property(lambda self: self.whole.dtype)
-    device = property(lambda self: self.whole.device)
-    tensors = property(lambda self: self.whole.tensors)
+        self.path = f"a part of {whole.path}"
+        self.dtype, self.device = whole.dtype, whole.device
+
+    @property
+    def tensors(self) -> bool:
+        """As of the dataset."""
+        return bool(getattr(self.whole, "tensors", False))
 
     def __len__(self) -> int:
         return int(self.documents[-1])
@@ -121,8 +124,16 @@ class Aligned:
         if isinstance(self.first, Part):
             self.whole, self.begins, self.digest = Aligned({name: d.whole for name, d in self.datasets.items()}), self.first.begins, self.first.digest
 
-    documents = property(lambda self: self.first.documents)
-    tensors = property(lambda self: self.first.tensors)
+    @property
+    def documents(self) -> Ints | None:
+        """Of the first one."""
+        borders: Ints | None = self.first.documents
+        return borders
+
+    @property
+    def tensors(self) -> bool:
+        """As of the first one."""
+        return bool(getattr(self.first, "tensors", False))
 
     def __len__(self) -> int:
         return len(self.first)

@@ -50,7 +50,7 @@ def test_wrong_arguments_are_told(tmp_path, monkeypatch):
             assert isinstance(err, hbmfs.Error), f"{name}({parameter}={value!r}): {type(err).__name__}: {err}"
             assert "\n" not in str(err) and len(str(err)) > 10, f"{name}({parameter}={value!r}): {err}"
         if kind is not ANYTHING and not kind.takes(value):
-            assert isinstance(err, (TypeError, hbmfs.InvalidError)) and f"{parameter} must be" in str(err), f"{name}({parameter}={value!r}): {err!r}"
+            assert isinstance(err, (TypeError, hbmfs.InvalidError)) and parameter in str(err), f"{name}({parameter}={value!r}): {err!r}"
     assert len(callables) > 50 and wrong > 3500
 
 
