@@ -164,7 +164,10 @@ def kind_of(hint: Any, names: Mapping[str, Any]) -> Kind:
         )
     if getattr(origin, "_is_protocol", False):
         methods = [name for name, there in vars(origin).items() if inspect.isfunction(there) and not name.startswith("_")]
-        return Kind(_PROTOCOLS.get(origin.__name__, f"a {origin.__name__}"), lambda value: not isinstance(value, type) and all(callable(getattr(value, name, None)) for name in methods))
+        return Kind(
+            _PROTOCOLS.get(origin.__name__, f"a {origin.__name__}"),
+            lambda value: not isinstance(value, type) and all(callable(getattr(value, name, None)) for name in methods),
+        )
     if isinstance(origin, type):
         named = f"hbmfs.{origin.__name__}" if origin.__module__.startswith("hbmfs.") else origin.__name__
         return Kind(f"an {named}" if named[0] in "aeh" else f"a {named}", lambda value: isinstance(value, origin))

@@ -72,7 +72,8 @@ class Stream(Generic[B]):
         self.shuffle, self.drop_last, self.targets = bool(shuffle), bool(drop_last), bool(targets)
         self._row = self.seq_len + self.targets
         self._position = self._began = 0  # the sample to come, and the one that this pass began with
-        self.tensors: bool = getattr(dataset, "tensors", _device.torch_is_imported()) if tensors is None else bool(tensors)
+        own: bool | None = getattr(dataset, "tensors", None) if tensors is None else bool(tensors)
+        self.tensors: bool = _device.torch_is_imported() if own is None else own
         """Whether batches on the CPU are torch tensors."""
         self._iteration: weakref.ref[Any] | None = None  # the last one
         self._in_workers = mmap.mmap(-1, 1)  # whether workers read: a byte that forked ones write for this process

@@ -65,22 +65,22 @@ class Whole(Dataset[A], Protocol[A]):
     def begin_pieces(self, starts: Any, lengths: Any, shape: tuple[int, ...], *, pad: int = 0, out: Any = None, dtype: Any = None) -> Request[A]: ...
 
 
-def starts_of(starts: Any) -> Ints:
+def starts_of(starts: Any, what: str = "starts") -> Ints:
     """Offsets of tokens, as a caller gives them."""
     if getattr(starts, "is_cuda", False):
         raise DeviceError(f"starts are on {starts.device}: give them on the CPU, as in starts.cpu()")
     where = np.asarray(starts)
     if where.ndim != 1:
-        raise InvalidError(f"starts have shape {where.shape} and must be a list of token offsets")
+        raise InvalidError(f"{what} have shape {where.shape} and must be a list of token offsets")
     if where.size and (where.dtype.kind not in "iu" or (where.dtype == np.uint64 and int(where.max()) >= 1 << 63)):
-        raise DtypeError(f"starts are of {where.dtype} and must be integers of at most 64 bits")
+        raise DtypeError(f"{what} are of {where.dtype} and must be integers of at most 64 bits")
     return np.ascontiguousarray(where, np.int64)
 
 
 def count_of(what: str, n: Any) -> int:
     """A number of tokens, as a caller gives it."""
     try:
-        count = operator.index(n)
+        count = operator.index(None if isinstance(n, bool) else n)
     except TypeError as err:
         raise DtypeError(f"{what} is a {type(n).__name__} and must be an integer") from err
     if not 0 <= count < 1 << 62:

@@ -28,9 +28,17 @@ from ._types import A, count_of, starts_of
 
 if TYPE_CHECKING:
     import torch
+    from typing_extensions import TypedDict, Unpack
 
     from ._types import Array
     from .part import Part
+
+    class Options(TypedDict, total=False):
+        method: str
+        require: str | None
+        dtype: Any
+        reader: Reader | None
+
 
 # A dataset that takes at most this part of the host's memory, in at most so many runs, is kept registered with the
 # GPU once it was read: random batches then come at the link's speed. A registration is a mapping of this process, of
@@ -226,7 +234,7 @@ class Dataset(Generic[A]):
         """Says which spans will be read, in their order, so that slow storage can be asked early. It is advice. length is of all
         spans, or an array."""
         where = starts_of(starts)
-        lengths = starts_of(length) if np.ndim(length) else np.full(where.shape, count_of("length", length))
+        lengths = starts_of(length, "length") if np.ndim(length) else np.full(where.shape, count_of("length", length))
         if lengths.shape != where.shape:
             raise errors.InvalidError(f"length has {len(lengths)} of them, and there are {len(where)} starts: give one, or as many")
         file = self._open()
@@ -380,17 +388,11 @@ class Dataset(Generic[A]):
 
 
 @overload
-def open(
-    path: Path, device: Device = None, *, method: str = "auto", require: str | None = None, dtype: Any = None, reader: Reader | None = None, tensors: Literal[True]
-) -> Dataset[torch.Tensor]: ...
+def open(path: Path, device: Device = None, *, tensors: Literal[True], **o: Unpack[Options]) -> Dataset[torch.Tensor]: ...
 @overload
-def open(
-    path: Path, device: Device = None, *, method: str = "auto", require: str | None = None, dtype: Any = None, reader: Reader | None = None, tensors: Literal[False]
-) -> Dataset[NDArray[Any]]: ...
+def open(path: Path, device: Device = None, *, tensors: Literal[False], **o: Unpack[Options]) -> Dataset[NDArray[Any]]: ...
 @overload
-def open(
-    path: Path, device: Device = None, *, method: str = "auto", require: str | None = None, dtype: Any = None, reader: Reader | None = None, tensors: bool | None = None
-) -> Dataset[Array]: ...
+def open(path: Path, device: Device = None, *, tensors: bool | None = None, **o: Unpack[Options]) -> Dataset[Array]: ...
 @checked
 def open(
     path: Path,
@@ -442,7 +444,5 @@ def _kept(found: tokens.Tokens, device: int) -> dict[str, Any]:
     return {"reuse": True} if device != _device.CPU and fits else {}
 
 
-def _reopen(
-    path: str, device: str, method: str, require: str | None, dtype: Any, reader: Reader | None, tensors: bool | None = None
-) -> Dataset[Any]:
+def _reopen(path: str, device: str, method: str, require: str | None, dtype: Any, reader: Reader | None, tensors: bool | None = None) -> Dataset[Any]:
     return open(path, device, method=method, require=require, dtype=dtype, reader=reader, tensors=tensors)

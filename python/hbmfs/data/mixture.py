@@ -63,6 +63,7 @@ if TYPE_CHECKING:
         packed: bool
         tensors: bool | None
 
+
 __all__ = ["Mixture", "sources"]
 
 _ENDS = ("repeat", "stop", "drop")
@@ -84,13 +85,32 @@ class Mixture(Stream[B]):
     _endless = "give epochs=1"
 
     @overload
-    def __init__(self: Mixture[Packed[A]], sources: Mapping[str, tuple[Dataset[A], Weight]], batch_size: int, seq_len: int, *, packed: Literal[True], targets: bool = False, **o: Unpack[Options]) -> None: ...
+    def __init__(
+        self: Mixture[Packed[A]],
+        sources: Mapping[str, tuple[Dataset[A], Weight]],
+        batch_size: int,
+        seq_len: int,
+        *,
+        packed: Literal[True],
+        targets: bool = False,
+        **o: Unpack[Options],
+    ) -> None: ...
     @overload
-    def __init__(self: Mixture[tuple[A, A]], sources: Mapping[str, tuple[Dataset[A], Weight]], batch_size: int, seq_len: int, *, targets: Literal[True], **o: Unpack[Options]) -> None: ...
+    def __init__(
+        self: Mixture[tuple[A, A]],
+        sources: Mapping[str, tuple[Dataset[A], Weight]],
+        batch_size: int,
+        seq_len: int,
+        *,
+        targets: Literal[True],
+        **o: Unpack[Options],
+    ) -> None: ...
     @overload
     def __init__(self: Mixture[A], sources: Mapping[str, tuple[Dataset[A], Weight]], batch_size: int, seq_len: int, **o: Unpack[Options]) -> None: ...
     @overload
-    def __init__(self: Mixture[Any], sources: Mapping[str, tuple[Dataset[Any] | Aligned, Weight]], batch_size: int, seq_len: int, **o: Unpack[Others]) -> None: ...
+    def __init__(
+        self: Mixture[Any], sources: Mapping[str, tuple[Dataset[Any] | Aligned, Weight]], batch_size: int, seq_len: int, **o: Unpack[Others]
+    ) -> None: ...
     @checked
     def __init__(
         self,

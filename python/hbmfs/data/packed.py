@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     class Others(Options, total=False):
         tensors: bool | None
 
+
 __all__ = ["Packed", "PackedStream"]
 
 _PACKED_AHEAD = 2

@@ -57,9 +57,9 @@ class Part(Generic[A]):
         self.dtype, self.device = whole.dtype, whole.device
 
     @property
-    def tensors(self) -> bool:
+    def tensors(self) -> bool | None:
         """As of the dataset."""
-        return bool(getattr(self.whole, "tensors", False))
+        return getattr(self.whole, "tensors", None)
 
     def __len__(self) -> int:
         return int(self.documents[-1])
@@ -131,9 +131,9 @@ class Aligned:
         return borders
 
     @property
-    def tensors(self) -> bool:
+    def tensors(self) -> bool | None:
         """As of the first one."""
-        return bool(getattr(self.first, "tensors", False))
+        return getattr(self.first, "tensors", None)
 
     def __len__(self) -> int:
         return len(self.first)

@@ -31,7 +31,9 @@ assert not hasattr(hbmfs.DCPWriter, "reset") and not hasattr(hbmfs.deepspeed, "C
 
 def test_names_that_need_torch_are_there_without_it():
     said = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], check=True, timeout=120, capture_output=True, text=True)
-    assert said.stdout.splitlines() == [f"hbmfs.{name} needs torch, which is not installed: pip install torch" for name in ("DCPReader", "Checkpoints", "deepspeed")]
+    assert said.stdout.splitlines() == [
+        f"hbmfs.{name} needs torch, which is not installed: pip install torch" for name in ("DCPReader", "Checkpoints", "deepspeed")
+    ]
 
 
 def test_nobody_imports_torch_by_listing_names():
