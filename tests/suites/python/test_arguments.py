@@ -1,6 +1,7 @@
 """What Python people expect of the package: names, arrays, streams that end, and errors that say what was given and what is expected."""
 
 import os
+import queue
 import subprocess
 import sys
 
@@ -47,7 +48,9 @@ def test_wrong_arguments_are_told(tmp_path, monkeypatch):
     for name, parameter, value, kind, call, arguments in Calls(tmp_path):
         err = outcome(call, arguments)
         callables.add(name)
-        if err is not None and not type(err).__module__ == "queue":
+        if isinstance(err, (queue.Empty, queue.Full)):
+            continue
+        if err is not None:
             wrong += 1
             assert isinstance(err, hbmfs.Error), f"{name}({parameter}={value!r}): {type(err).__name__}: {err}"
             assert "\n" not in str(err) and len(str(err)) > 10, f"{name}({parameter}={value!r}): {err}"
