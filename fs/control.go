@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/fs/storage"
 	"github.com/hbmfs/hbmfs/internal/volume/shares"
 	"github.com/hbmfs/hbmfs/layout"
 )
@@ -97,7 +98,7 @@ func (t *objectIDs) id(o *layout.Object) uint64 {
 	if t.numbered != nil {
 		t.numbered(o)
 	}
-	if storageOf(o).segment != nil {
+	if storage.Of(o).Segment != nil {
 		if t.evictable = append(t.evictable, t.last); len(t.evictable) > mostEvictable {
 			delete(t.byObject, t.byID[t.evictable[0]])
 			delete(t.byID, t.evictable[0])
@@ -132,10 +133,10 @@ func (t *objectIDs) object(id uint64) *layout.Object {
 
 // extentOf makes an extent of a run. Bytes that lie in no backing file are one extent of the mount.
 func (c *channel) extentOf(r layout.Run) control.Extent {
-	s := storageOf(r.Object)
-	if s.local == nil {
+	s := storage.Of(r.Object)
+	if s.Local == nil {
 		length, flags := r.Length*r.Count, control.ExtentMount
-		if s.segmented != nil {
+		if s.Segmented != nil {
 			flags |= control.ExtentPending
 		}
 		return control.Extent{Logical: r.Logical, Length: length, Stride: length, Count: 1, Flags: flags}
@@ -160,12 +161,12 @@ func (c *channel) factsOf(number int, b *layout.Body) facts {
 		}
 	}
 	f := facts{alignment: b.Alignment()}
-	if o := b.Whole(); o != nil && storageOf(o).local != nil {
+	if o := b.Whole(); o != nil && storage.Of(o).Local != nil {
 		f.flags = control.InfoWhole
 	}
 	for r := range b.RunsWithin(0, b.Size()) {
-		s := storageOf(r.Object)
-		here, later := s.local != nil, s.segmented != nil
+		s := storage.Of(r.Object)
+		here, later := s.Local != nil, s.Segmented != nil
 		if here || later {
 			f.flags |= control.InfoBypass
 		}

@@ -6,6 +6,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 
 	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/fs/storage"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -68,7 +69,7 @@ func (c *channel) extents(body *layout.Body, q control.ExtentsRequest, room int,
 	}
 	objects := map[uint64]*layout.Object{}
 	all := true
-	for r := range localRuns(body.RunsWithin(begin, length)) {
+	for r := range storage.LocalRuns(body.RunsWithin(begin, length)) {
 		if len(b.Extents) == room {
 			all = false
 			break

@@ -11,6 +11,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/fs/storage"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -34,13 +35,13 @@ func (m *Mount) openForPeer(uid uint32, id uint64, o *layout.Object, a *answer) 
 		out.Errno = syscall.ESTALE
 		return out
 	}
-	origin := storageOf(o).local
+	origin := storage.Of(o).Local
 	if origin == nil {
 		return out
 	}
 	fd, err := origin.OpenForOthers(o)
 	if err == nil {
-		fd, err = stillGrants(uid, o, fd)
+		fd, err = storage.StillGrants(uid, o, fd)
 	}
 	var st unix.Stat_t
 	if err == nil {
@@ -138,7 +139,7 @@ func (s *session) file(ctx context.Context, path string) (control.File, []contro
 		DType: i.DType, ElementSize: i.ElementSize,
 	}
 	var extents []control.Extent
-	for r := range localRuns(body.RunsWithin(0, body.Size())) {
+	for r := range storage.LocalRuns(body.RunsWithin(0, body.Size())) {
 		if len(extents) == extentsPerFile {
 			file.Flags |= control.InfoMore
 			break

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/fs/storage"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -70,12 +71,12 @@ func (p *prefetcher) add(reader planner, a announcement) bool {
 	var bytes int64
 	anyLocal := false
 	for r := range a.runs {
-		s := storageOf(r.Object)
-		if s.segmented == nil {
-			anyLocal = anyLocal || s.local != nil
+		s := storage.Of(r.Object)
+		if s.Segmented == nil {
+			anyLocal = anyLocal || s.Local != nil
 			continue
 		}
-		if r.Stride-r.Length <= worthFetching {
+		if r.Stride-r.Length <= storage.WorthFetching {
 			r.Length, r.Count = (r.Count-1)*r.Stride+r.Length, 1
 		}
 		runs, bytes = append(runs, r), bytes+r.Count*r.Length
@@ -143,7 +144,7 @@ func (p *prefetcher) advise(ctx context.Context, a announcement) {
 		if ctx.Err() != nil {
 			return
 		}
-		origin := storageOf(r.Object).local
+		origin := storage.Of(r.Object).Local
 		if origin == nil {
 			continue
 		}
@@ -161,6 +162,3 @@ func (p *prefetcher) advise(ctx context.Context, a announcement) {
 		done()
 	}
 }
-
-// worthFetching is the largest gap between pieces, bytes, that is fetched with them: a request of its own costs as much.
-const worthFetching = 1 << 20

@@ -14,6 +14,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/cache/store"
 	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/fs/storage"
 	"github.com/hbmfs/hbmfs/internal/volume/drafts"
 	"github.com/hbmfs/hbmfs/internal/volume/kv"
 	"github.com/hbmfs/hbmfs/layout"
@@ -383,7 +384,7 @@ type lease struct {
 func (s *session) lease(id uint64, o *layout.Object) {
 	l := s.leases[id]
 	if l == nil {
-		l = &lease{object: o, unpin: pin(o)}
+		l = &lease{object: o, unpin: storage.Pin(o)}
 		s.leases[id] = l
 	}
 	l.given++

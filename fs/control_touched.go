@@ -8,6 +8,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/cache/store"
 	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/fs/storage"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -17,32 +18,6 @@ type recorder interface {
 	Record() (r *store.Record, end func())
 	Bring(reader any, runs []layout.Run) bool
 	Limit() int64 // bytes
-}
-
-// touched has the cache note what a reader reads of a file.
-func (m *Mount) touched(body *layout.Body, off, n int64) {
-	if m.opt.Remote.Cache == nil {
-		return
-	}
-	var last layout.Extent
-	note := func() {
-		if last.Object == nil {
-			return
-		}
-		if origin := storageOf(last.Object).segmented; origin != nil {
-			origin.Touched(last.Object, last.Offset, last.Length)
-		}
-	}
-	for e := range body.Extents(off, n) {
-		end := last.Offset + last.Length
-		if e.Object == last.Object && e.Offset >= end && e.Offset-end <= worthFetching { // small pieces of a view: one look for all
-			last.Length = e.Offset + e.Length - last.Offset
-			continue
-		}
-		note()
-		last = e
-	}
-	note()
 }
 
 // recordsAtOnce bounds the records that connections have begun, of all users together.
@@ -171,7 +146,7 @@ func (s *session) bring(ctx context.Context, payload []byte, a *answer) error {
 		o, errno := s.objectAt(ctx, want.Name)
 		if errno == 0 {
 			switch {
-			case storageOf(o).segmented == nil:
+			case storage.Of(o).Segmented == nil:
 				errno = syscall.EOPNOTSUPP
 			case o.Version != want.Version || o.Size != want.Size:
 				errno = syscall.ESTALE
@@ -185,7 +160,7 @@ func (s *session) bring(ctx context.Context, payload []byte, a *answer) error {
 			continue
 		}
 		o := objects[t.Object]
-		here, settling := storageOf(o).segmented.Here(o, t.Offset, t.Length) // as was looked
+		here, settling := storage.Of(o).Segmented.Here(o, t.Offset, t.Length) // as was looked
 		said.Bytes, said.Here, said.Settling = said.Bytes+t.Length, said.Here+here, said.Settling+settling
 		if here < t.Length {
 			runs = append(runs, layout.Run{Object: o, Offset: t.Offset, Length: t.Length, Stride: t.Length, Count: 1})

@@ -21,6 +21,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/fs/storage"
 	"github.com/hbmfs/hbmfs/internal/mounts/handover"
 	"github.com/hbmfs/hbmfs/internal/observe/status"
 	"github.com/hbmfs/hbmfs/layout"
@@ -73,7 +74,7 @@ func (m *Mount) keepBooks() {
 	m.backing.booked = func(id int32) { m.handles.head.lastBacking.Store(int64(id)) }
 	m.control.objects.record = func(id uint64, o *layout.Object) {
 		m.handles.head.lastObject.Store(int64(id))
-		if storageOf(o).segment != nil { // another segment has another number
+		if storage.Of(o).Segment != nil { // another segment has another number
 			return
 		}
 		if err := m.journal.Append(recordObject, append(binary.LittleEndian.AppendUint64(nil, id), o.Name...)); err != nil {

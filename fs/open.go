@@ -8,6 +8,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
+	"github.com/hbmfs/hbmfs/fs/storage"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -49,14 +50,14 @@ func (m *Mount) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut)
 	}
 	fd, release := -1, func() {} // of the one local file that has all bytes
 	if o != nil {
-		switch s := storageOf(o); {
-		case s.local != nil:
-			fd, err = s.local.OpenObject(ctx, o) // even where the kernel has the file, or has refused it: a changed file must not open
+		switch s := storage.Of(o); {
+		case s.Local != nil:
+			fd, err = s.Local.OpenObject(ctx, o) // even where the kernel has the file, or has refused it: a changed file must not open
 			if err == nil {
-				fd, err = stillGrants(in.Uid, o, fd)
+				fd, err = storage.StillGrants(in.Uid, o, fd)
 			}
-		case s.segmented != nil:
-			fd, release, err = s.segmented.OpenWhole(ctx, o)
+		case s.Segmented != nil:
+			fd, release, err = s.Segmented.OpenWhole(ctx, o)
 		}
 		if err != nil {
 			return m.fail(n, "open", err)
