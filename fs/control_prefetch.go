@@ -18,7 +18,7 @@ import (
 // queue is bounded, so that a request never waits.
 type prefetcher struct {
 	queue *announcements
-	cache Cache        // set before use; nil for none
+	cache Cache        // nil for none
 	bytes atomic.Int64 // that the kernel and the cache were told of
 
 	mu     sync.Mutex // guards the fields below
@@ -42,9 +42,9 @@ type planner struct {
 // User tells the cache whose plan it is.
 func (r planner) User() uint32 { return r.uid }
 
-func newPrefetcher() *prefetcher {
+func newPrefetcher(cache Cache) *prefetcher {
 	const pending = 128 // announcements, of 200 KiB at most
-	return &prefetcher{queue: newAnnouncements(pending), byFile: map[int][]planner{}}
+	return &prefetcher{queue: newAnnouncements(pending), cache: cache, byFile: map[int][]planner{}}
 }
 
 // runsPerAnnouncement bounds the work of one: a message may name all of an irregular file a thousand times.

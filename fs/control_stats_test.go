@@ -4,7 +4,7 @@ import "testing"
 
 // TestReadersOfOthersAreBounded has a user who claims to be many.
 func TestReadersOfOthersAreBounded(t *testing.T) {
-	c := newChannel()
+	c := NewServer(ServerOptions{})
 	count := func(uid, want uint32) {
 		t.Helper()
 		if n := c.countReaders(uid); n != want {

@@ -24,7 +24,7 @@ type recorder interface {
 const recordsAtOnce = 16
 
 func (s *session) recorder() (recorder, error) {
-	if r, ok := s.mount.opt.Remote.Cache.(recorder); ok {
+	if r, ok := s.server.opt.Cache.(recorder); ok {
 		return r, nil
 	}
 	return nil, &control.Refusal{Errno: syscall.EOPNOTSUPP, Text: "this mount has no cache, so it keeps no record and brings nothing: mount a remote source with --cache-dir"}
@@ -95,14 +95,14 @@ func (s *session) addTouch(ctx context.Context, part *control.RecordPart, known 
 // beginRecord begins a record of the connection, in place of the one that it has.
 func (s *session) beginRecord(cache recorder) error {
 	s.endRecord()
-	if !s.channel.records.Reserve(s.peer.uid, 1) {
+	if !s.server.records.Reserve(s.peer.uid, 1) {
 		return &control.Refusal{Errno: syscall.EAGAIN, Text: fmt.Sprintf("too many connections have records of their own, of %d in all: end one", recordsAtOnce)}
 	}
 	var end func()
 	s.record, end = cache.Record()
 	s.recordEnd = func() {
 		end()
-		s.channel.records.Book(s.peer.uid, -1)
+		s.server.records.Book(s.peer.uid, -1)
 	}
 	return nil
 }
@@ -116,17 +116,17 @@ func (s *session) endRecord() {
 
 // objectAt finds the object of a file that the peer may read.
 func (s *session) objectAt(ctx context.Context, name string) (*layout.Object, syscall.Errno) {
-	n, _, err := s.mount.walk(ctx, name, s.peer)
+	f, _, err := s.server.opt.Files.Find(ctx, name, s.peer)
 	var errno syscall.Errno
 	switch {
 	case errors.As(err, &errno):
 		return nil, errno
 	case err != nil:
 		return nil, syscall.EIO
-	case n.kind != kindObject:
+	case f.Object() == nil:
 		return nil, syscall.EOPNOTSUPP
 	}
-	return n.object, 0
+	return f.Object(), 0
 }
 
 // bring answers BRING.

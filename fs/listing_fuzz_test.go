@@ -55,7 +55,7 @@ func FuzzListing(f *testing.F) {
 		if leftOut := len(l.Problems); len(l.Objects)+leftOut < given {
 			t.Errorf("of %d objects %d are shown and %d are problems", given, len(l.Objects), leftOut)
 		}
-		m := &Mount{listing: l, control: newChannel()}
+		m := &Mount{listing: l, control: NewServer(ServerOptions{})}
 		m.tree = newTree(m.root, sourceEntries(l, mountpoint.ControlName, m.adopt))
 		sum := int64(0)
 		for _, o := range l.Objects {

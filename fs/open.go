@@ -123,13 +123,13 @@ func (m *Mount) Release(_ <-chan struct{}, in *fuse.ReleaseIn) {
 	switch h.state.Load() {
 	case handlePassthrough:
 		m.backing.release(number(in.NodeId), func() { h.state.Store(handleClosing) })
-		m.control.prefetch.endFile(number(in.NodeId)) // all of it is local
+		m.control.EndFile(number(in.NodeId)) // all of it is local
 		m.counters.passthroughCloses.Add(1)
 	case handleText:
 		m.texts.close(in.Fh)
 	default:
 		if m.backing.closedCached(number(in.NodeId)) {
-			m.control.prefetch.endFile(number(in.NodeId))
+			m.control.EndFile(number(in.NodeId))
 		}
 		m.counters.cachedCloses.Add(1)
 	}
@@ -137,8 +137,8 @@ func (m *Mount) Release(_ <-chan struct{}, in *fuse.ReleaseIn) {
 	m.yields.yield() // nobody waits for this answer
 }
 
-// body returns where the bytes of a file lie.
-func (n *node) body(ctx context.Context) (*layout.Body, error) {
+// Body implements [File].
+func (n *node) Body(ctx context.Context) (*layout.Body, error) {
 	if n.kind == kindObject {
 		var b layout.Body
 		b.Add(n.object, 0, n.object.Size)
@@ -159,7 +159,7 @@ func (n *node) whole(ctx context.Context) (*layout.Object, error) {
 	if n.kind == kindObject && n.object.Size > 0 { // as the body would say, without making one
 		return n.object, nil
 	}
-	body, err := n.body(ctx)
+	body, err := n.Body(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -68,7 +68,7 @@ func TestOpensOfAnInodeAreOfOneKind(t *testing.T) {
 	}
 	k, kernel := &segmentedFile{path: path}, &takes{}
 	o := &layout.Object{Name: "o", Size: 5, Origin: k}
-	m := &Mount{log: slog.New(slog.DiscardHandler), control: newChannel()}
+	m := &Mount{log: slog.New(slog.DiscardHandler), control: NewServer(ServerOptions{})}
 	m.tree = newTree(node{perm: 0o755}, []entry{{"o", &node{kind: kindObject, object: o, perm: 0o444}}})
 	m.backing.init()
 	m.backing.server = kernel

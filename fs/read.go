@@ -28,7 +28,7 @@ func (m *Mount) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.
 	case n.kind != kindObject && n.kind != kindView:
 		return nil, fuse.EBADF
 	}
-	body, err := n.body(ctx)
+	body, err := n.Body(ctx)
 	if err != nil {
 		return nil, m.fail(n, "read", err)
 	}

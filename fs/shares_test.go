@@ -76,7 +76,7 @@ func TestTextsOfAUserAreBounded(t *testing.T) {
 
 // TestNamesOfAUserAreItsOwn has one user take all names that it can, and use up the reasons of a name that is another's.
 func TestNamesOfAUserAreItsOwn(t *testing.T) {
-	c := newChannel()
+	c := NewServer(ServerOptions{})
 	for i := range 10 * usageNames {
 		u := c.join("name "+strconv.Itoa(i), readerID{greedy, 0})
 		c.report(u, []control.Moved{{Path: control.PathHost, Bytes: 1, Reads: 1}})
@@ -98,9 +98,9 @@ func TestNamesOfAUserAreItsOwn(t *testing.T) {
 // TestConnectionsOfAUserLeaveLeasesForEachOther has some connections lease all they get, and others come later.
 func TestConnectionsOfAUserLeaveLeasesForEachOther(t *testing.T) {
 	for _, uid := range []uint32{greedy, uint32(os.Geteuid())} {
-		c := newChannel()
+		c := NewServer(ServerOptions{})
 		fill := func() (n int) {
-			s := &session{channel: c, peer: &peer{uid: uid}}
+			s := &session{server: c, peer: &peer{uid: uid}}
 			for s.roomFor(1, 64) == nil {
 				s.given += 64
 				c.leases.Book(uid, 64)
