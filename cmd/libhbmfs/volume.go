@@ -17,7 +17,7 @@ const clientName = "libhbmfs"
 
 // volumeDraft is a draft in a checkpoint volume, which is written past FUSE. begun: this process has begun it.
 type volumeDraft struct {
-	*control.Draft
+	*control.DraftClient
 	begun bool
 }
 
@@ -123,7 +123,7 @@ func (l *library) writeDraft(handle, draft uint64, files []writer.File, stream *
 		if err != nil {
 			return 0, err
 		}
-		g := newGiver(d.Draft, files)
+		g := newGiver(d.DraftClient, files)
 		q, err := w.WriteGiven(d.Path, g.files(), stream)
 		if err != nil {
 			return 0, err
@@ -139,7 +139,7 @@ func (l *library) writeDraft(handle, draft uint64, files []writer.File, stream *
 
 // giver asks for files as a write comes to them, since descriptors are few.
 type giver struct {
-	draft *control.Draft
+	draft *control.DraftClient
 	list  []writer.File
 
 	mu      sync.Mutex // guards what follows
@@ -148,7 +148,7 @@ type giver struct {
 	next    int // the first that was not asked for
 }
 
-func newGiver(d *control.Draft, files []writer.File) *giver {
+func newGiver(d *control.DraftClient, files []writer.File) *giver {
 	return &giver{draft: d, list: files, pens: make([]*os.File, len(files)), numbers: make([]uint32, len(files))}
 }
 

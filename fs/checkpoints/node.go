@@ -18,7 +18,7 @@ const outer = 1 << 62
 type node struct {
 	ino        uint64
 	generation uint64 // tells files apart that have one inode number after the other
-	draft      *draft
+	draft      *mountedDraft
 	isDir      bool
 
 	// The volume's mu guards the fields below.

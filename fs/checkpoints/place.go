@@ -134,7 +134,7 @@ func (v *Volume) without(ino uint64, p *place, uid uint32) {
 }
 
 // top is the place of a draft's own directory.
-func (d *draft) top() (*place, error) {
+func (d *mountedDraft) top() (*place, error) {
 	d.v.mu.Lock()
 	defer d.v.mu.Unlock()
 	if d.dir == nil {

@@ -60,7 +60,7 @@ func told(n *node, st *unix.Statx_t, out *fuse.EntryOut) {
 }
 
 // tellDraft looks a draft up.
-func (r *router) tellDraft(d *draft, out *fuse.EntryOut) fuse.Status {
+func (r *router) tellDraft(d *mountedDraft, out *fuse.EntryOut) fuse.Status {
 	st, err := d.root.stat()
 	if err != nil {
 		return r.fail("look up", err)

@@ -36,14 +36,14 @@ type Status struct {
 type Checkpoints struct {
 	Directory string      `json:"directory"`
 	Free      int64       `json:"free_bytes"` // of its filesystem
-	Drafts    []Draft     `json:"drafts"`
+	Drafts    []DraftState     `json:"drafts"`
 	Published []Published `json:"published"`
 	Drain     *Drain      `json:"drain,omitempty"` // where checkpoints are copied to S3
 	Refused   []string    `json:"refused"`         // the last refusals, a sentence each: an errno has no room for them
 }
 
-// Draft is a checkpoint that is being written.
-type Draft struct {
+// DraftState is a checkpoint that is being written.
+type DraftState struct {
 	Name    string    `json:"name"` // in the root of the mount
 	UID     uint32    `json:"uid"`
 	PID     int       `json:"pid,omitempty"` // of its writer, where that is known

@@ -133,7 +133,7 @@ type server struct {
 	held  *held
 	loop  *loop
 
-	drafts  map[string]*control.Draft // those that were begun past the kernel
+	drafts  map[string]*control.DraftClient // those that were begun past the kernel
 	engines map[string]*engine        // of KV namespaces
 }
 
