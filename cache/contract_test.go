@@ -14,7 +14,7 @@ func TestDirKeepsTheContract(t *testing.T) {
 		root := t.TempDir()
 		return origintest.Place{
 			Names: []string{"with space", "ümlaut", "a%2Fb", "semi;colon", "q?x=1", "hash#1", "new\nline"},
-			Open: func(t testing.TB) origintest.Origin {
+			Open: func(t testing.TB) origintest.Subject {
 				d, err := cache.OpenDir(root, 8)
 				if err != nil {
 					t.Fatal(err)

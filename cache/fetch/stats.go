@@ -26,9 +26,9 @@ func (c *counters) retried(err error) {
 }
 
 // Stats gives the totals so far.
-func (c *Client) Stats() status.Origin {
+func (c *Client) Stats() status.OriginTotals {
 	s := &c.stats
-	out := status.Origin{
+	out := status.OriginTotals{
 		Requests: s.requests.Load(), Bytes: s.bytes.Load(), Retries: s.retries.Load(), Stalls: s.stalls.Load(),
 		Short: s.short.Load(), Hedges: s.hedged.Load(), Failed: s.failed.Load(), Waited: time.Duration(s.latency.sum.Load()),
 	}

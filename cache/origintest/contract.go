@@ -17,8 +17,8 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// Origin is an origin under the contract.
-type Origin interface {
+// Subject is an origin under the contract.
+type Subject interface {
 	layout.Origin
 	List(ctx context.Context) (*cache.Listing, error)
 	Close() error
@@ -26,7 +26,7 @@ type Origin interface {
 
 // Place is where an origin reads and a test writes.
 type Place struct {
-	Open   func(t testing.TB) Origin // an origin of all that was put
+	Open   func(t testing.TB) Subject // an origin of all that was put
 	Put    func(t testing.TB, name string, data []byte)
 	Remove func(t testing.TB, name string)
 	Names  []string // further names that the place can hold, beside plain ones
@@ -49,7 +49,7 @@ func Data(n int, seed byte) []byte {
 	return p
 }
 
-func open(t *testing.T, p Place) (Origin, map[string]*layout.Object) {
+func open(t *testing.T, p Place) (Subject, map[string]*layout.Object) {
 	t.Helper()
 	o := p.Open(t)
 	t.Cleanup(func() {

@@ -53,7 +53,7 @@ type Volume struct {
 	room       room
 	origin     *cache.Dir
 	inner      *fs.Mount
-	side       *mountedDraft         // has the side files
+	side       *mountedDraft  // has the side files
 	fast       *drafts.Server // has the drafts of writers that go past the kernel
 	removed    []string       // leftovers, at the start
 	foreign    []string

@@ -9,37 +9,37 @@ import (
 
 // Status is the content of .hbmfs/status.
 type Status struct {
-	Version     string       `json:"version"`
-	PID         int          `json:"pid"`
-	Source      string       `json:"source"`
-	MountPoint  string       `json:"mount_point"`
-	Started     time.Time    `json:"started"`
-	Objects     int          `json:"objects"`
-	Bytes       int64        `json:"bytes"`
-	Passthrough Passthrough  `json:"passthrough"`
-	Indexing    bool         `json:"indexing"` // recognition still runs, and sets and views are not known yet
-	Sets        []Set        `json:"sets"`
-	Views       int          `json:"views"`
-	Problems    int          `json:"problems"`
-	Notes       []string     `json:"notes"` // the first findings, one line each
-	Counters    Counters     `json:"counters"`
-	OpenFiles   OpenFiles    `json:"open_files"`
-	Control     Control      `json:"control"`
-	Handover    Handover     `json:"handover"`
-	Origin      *Origin      `json:"origin,omitempty"` // of a remote source
-	Cache       *Cache       `json:"cache,omitempty"`
-	Checkpoints *Checkpoints `json:"checkpoints,omitempty"` // of a checkpoint volume
-	KV          *KV          `json:"kv,omitempty"`          // of a KV volume
+	Version     string        `json:"version"`
+	PID         int           `json:"pid"`
+	Source      string        `json:"source"`
+	MountPoint  string        `json:"mount_point"`
+	Started     time.Time     `json:"started"`
+	Objects     int           `json:"objects"`
+	Bytes       int64         `json:"bytes"`
+	Passthrough Passthrough   `json:"passthrough"`
+	Indexing    bool          `json:"indexing"` // recognition still runs, and sets and views are not known yet
+	Sets        []Set         `json:"sets"`
+	Views       int           `json:"views"`
+	Problems    int           `json:"problems"`
+	Notes       []string      `json:"notes"` // the first findings, one line each
+	Counters    Counters      `json:"counters"`
+	OpenFiles   OpenFiles     `json:"open_files"`
+	Control     Control       `json:"control"`
+	Handover    Handover      `json:"handover"`
+	Origin      *OriginTotals `json:"origin,omitempty"` // of a remote source
+	Cache       *Cache        `json:"cache,omitempty"`
+	Checkpoints *Checkpoints  `json:"checkpoints,omitempty"` // of a checkpoint volume
+	KV          *KV           `json:"kv,omitempty"`          // of a KV volume
 }
 
 // Checkpoints are the drafts of a checkpoint volume, and what is published there.
 type Checkpoints struct {
-	Directory string      `json:"directory"`
-	Free      int64       `json:"free_bytes"` // of its filesystem
-	Drafts    []DraftState     `json:"drafts"`
-	Published []Published `json:"published"`
-	Drain     *Drain      `json:"drain,omitempty"` // where checkpoints are copied to S3
-	Refused   []string    `json:"refused"`         // the last refusals, a sentence each: an errno has no room for them
+	Directory string       `json:"directory"`
+	Free      int64        `json:"free_bytes"` // of its filesystem
+	Drafts    []DraftState `json:"drafts"`
+	Published []Published  `json:"published"`
+	Drain     *Drain       `json:"drain,omitempty"` // where checkpoints are copied to S3
+	Refused   []string     `json:"refused"`         // the last refusals, a sentence each: an errno has no room for them
 }
 
 // DraftState is a checkpoint that is being written.

@@ -19,9 +19,9 @@ import (
 type Session struct {
 	server *Server
 	user   asuser.User
-	pidfd  *os.File // nil where the kernel tells none
+	pidfd  *os.File       // nil where the kernel tells none
 	began  []*clientDraft // that end with the connection
-	writes bool     // it may
+	writes bool           // it may
 }
 
 // Answer is what a client is told: a frame, with open files that the caller closes.

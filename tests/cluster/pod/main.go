@@ -134,7 +134,7 @@ type server struct {
 	loop  *loop
 
 	drafts  map[string]*control.DraftClient // those that were begun past the kernel
-	engines map[string]*engine        // of KV namespaces
+	engines map[string]*engine              // of KV namespaces
 }
 
 func serve(first string) error {

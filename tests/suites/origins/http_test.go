@@ -48,7 +48,7 @@ func TestNginxKeepsTheContract(t *testing.T) {
 			Remove: func(t testing.TB, name string) {
 				must(t, os.Remove(filepath.Join(nginx.root, place, filepath.FromSlash(name))))
 			},
-			Open: func(t testing.TB) origintest.Origin {
+			Open: func(t testing.TB) origintest.Subject {
 				index := siteIndex(t, filepath.Join(nginx.root, place))
 				if !bytes.Equal(index, lastIndex) {
 					put(t, "index.json", index)
