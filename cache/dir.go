@@ -241,7 +241,7 @@ func (d *Dir) ListBelow(ctx context.Context, name string) (*Listing, error) {
 	l := &Listing{Dirs: []DirEntry{{"", modTime(&st), here.rights.Perm, st.Uid, st.Gid}}}
 	fd, err := unix.Openat(here.fd, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err == nil {
-		err = d.walk(ctx, l, []place{here}, os.NewFile(uintptr(fd), name), name)
+		err = d.walk(ctx, l, []openDir{here}, os.NewFile(uintptr(fd), name), name)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("list %s: %w", path.Join(d.path, name), err)
@@ -269,7 +269,7 @@ func (d *Dir) Root() (DirEntry, error) {
 const maxDepth = 1024
 
 // walk lists dir and everything below it, and closes dir. above are the directories that it is in, from the root on.
-func (d *Dir) walk(ctx context.Context, l *Listing, above []place, dir *os.File, name string) error {
+func (d *Dir) walk(ctx context.Context, l *Listing, above []openDir, dir *os.File, name string) error {
 	defer func() { _ = dir.Close() }() // opened for reading: nothing is lost
 	var st unix.Stat_t
 	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {

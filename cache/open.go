@@ -51,7 +51,7 @@ func (d *Dir) openBelow(dir int, o *layout.Object) (fd int, at stamp, err error)
 	for range 100 { // EAGAIN: something was renamed meanwhile. It is also what a file says that is leased
 		fd, err = unix.Openat2(dir, name, &how)
 		if errors.Is(err, unix.EXDEV) && name == o.Name { // by an absolute link, which may lead below the root all the same
-			if to, missing := d.resolve([]place{{fd: d.fd}}, name); missing == nil && to.name != name {
+			if to, missing := d.resolve([]openDir{{fd: d.fd}}, name); missing == nil && to.name != name {
 				name = to.name
 				continue
 			}

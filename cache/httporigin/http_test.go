@@ -95,9 +95,9 @@ func (s *site) open(t testing.TB, path string) *Site {
 }
 
 func TestHTTPKeepsTheContract(t *testing.T) {
-	origintest.Run(t, func(t *testing.T) origintest.Place {
+	origintest.Run(t, func(t *testing.T) origintest.Fixture {
 		s := newSite(t)
-		return origintest.Place{
+		return origintest.Fixture{
 			Names: []string{"with space", "ümlaut", "a%2Fb", "semi;colon", "q?x=1", "hash#1", "plus+and&"},
 			Put:   s.put,
 			Remove: func(t testing.TB, name string) {

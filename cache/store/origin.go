@@ -246,7 +246,7 @@ func (x *Cached) Lies(o *layout.Object, off int64) (segment *layout.Object, at, 
 		if _, fill := x.store.ledger.look(e); fill == nil {
 			if seg, err := x.store.published(e); err == nil {
 				if e.lies.Load() == nil {
-					e.lies.Store(&place{x, g})
+					e.lies.Store(&originSegment{x, g})
 				}
 				return seg, off - g.start, g.end() - off
 			}

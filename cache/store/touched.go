@@ -102,8 +102,8 @@ func (s *Store) Record() (r *Record, end func()) {
 	})
 }
 
-// place is a segment of an object of an origin.
-type place struct {
+// originSegment is a segment of an object of an origin.
+type originSegment struct {
 	origin *Cached
 	segmentOf
 }

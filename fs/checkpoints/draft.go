@@ -41,13 +41,13 @@ type mountedDraft struct {
 	told    atomic.Int64 // when the kernel was last told of its name, ns
 
 	// The volume's mu guards the fields below.
-	dir     *place // its directory, also once that has its name; nil when nobody knows it any more
-	name    string // that it will be published under
-	was     string // while it is renamed
-	shown   string // in the root
-	lock    string // among the kept files
-	why     string // it was not published
-	nodes   int    // in the books
+	dir     *opened // its directory, also once that has its name; nil when nobody knows it any more
+	name    string  // that it will be published under
+	was     string  // while it is renamed
+	shown   string  // in the root
+	lock    string  // among the kept files
+	why     string  // it was not published
+	nodes   int     // in the books
 	word    word
 	writers map[writer]bool   // processes that wrote to it, and live; the empty one may write for ever
 	threads map[uint32]writer // of those
@@ -153,7 +153,7 @@ func (d *mountedDraft) attach() error {
 	if err != nil {
 		return err
 	}
-	d.dir = &place{v: d.v, fd: fd, users: 1}
+	d.dir = &opened{v: d.v, fd: fd, users: 1}
 	st, err := statx(fd, "")
 	if err != nil {
 		return err

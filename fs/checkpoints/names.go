@@ -295,7 +295,7 @@ func (v *Volume) unlink(in *node, h *fuse.InHeader, name string, flags int) erro
 		defer in.draft.names.Unlock()
 	}
 	st, err := statx(at, name)
-	var p *place
+	var p *opened
 	if err == nil {
 		if flags != 0 {
 			p = v.about(in, name, st, h.Uid)

@@ -68,7 +68,7 @@ func TestPlacesAreBounded(t *testing.T) {
 	before := openFiles(t)
 	d := newDraft(t, v, "step.tmp", 3*mostPlaces)
 	nodes := make([]*node, 3*mostPlaces)
-	var first *place
+	var first *opened
 	for i := range nodes {
 		n, _, err := v.find(d.root, fmt.Sprint(i))
 		if err != nil {

@@ -77,7 +77,7 @@ func Judge(m *Machine, name string, gpu int) *Report {
 func (m *Machine) guess(name string) *Target {
 	t := &Target{Path: name, File: name}
 	if mount := m.mountOf(name); mount != nil && !strings.HasPrefix(mount.Type, "fuse") {
-		t.Places = []Place{{Dev: mount.Dev, Name: name}}
+		t.Places = []Device{{Dev: mount.Dev, Name: name}}
 	}
 	return t
 }

@@ -53,7 +53,7 @@ func Do(ctx context.Context, paths []string, stderr io.Writer, work func(ctx con
 }
 
 // Mounts finds the hbmfs mounts that paths lie in, each once.
-func Mounts(paths []string) (mounts []*mountpoint.Place, err error) {
+func Mounts(paths []string) (mounts []*mountpoint.Location, err error) {
 	seen := map[string]bool{}
 	for _, path := range paths {
 		if cli.IsRemote(path) {
@@ -89,7 +89,7 @@ func Self() string {
 }
 
 // Await returns when the daemons of all mounts have answered. It says of which it waits for.
-func Await(ctx context.Context, mounts []*mountpoint.Place, stderr io.Writer) error {
+func Await(ctx context.Context, mounts []*mountpoint.Location, stderr io.Writer) error {
 	asker := aside.Asker{Program: Self(), Patience: forever}
 	asked := make([]chan aside.Answer, len(mounts))
 	for i, m := range mounts {
@@ -125,7 +125,7 @@ func Await(ctx context.Context, mounts []*mountpoint.Place, stderr io.Writer) er
 const forever = 1000 * time.Hour
 
 // Silence says that the daemon of a mount does not answer, as far as it is known why.
-func Silence(place *mountpoint.Place, daemon *mountpoint.Daemon) string {
+func Silence(place *mountpoint.Location, daemon *mountpoint.Daemon) string {
 	switch {
 	case daemon == nil:
 		return fmt.Sprintf("the daemon of %s does not answer", place.Path)

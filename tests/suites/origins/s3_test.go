@@ -43,9 +43,9 @@ func closeOrigin(t testing.TB, o interface{ Close() error }) {
 func TestS3KeepsTheContract(t *testing.T) {
 	needS3(t)
 	p := newProxy(t, s3.socket)
-	origintest.Run(t, func(t *testing.T) origintest.Place {
+	origintest.Run(t, func(t *testing.T) origintest.Fixture {
 		bucket := s3.bucket(t)
-		return origintest.Place{
+		return origintest.Fixture{
 			Names: []string{"with space", "ümlaut", "semi;colon", "q?x=1", "hash#1", "plus+and&", "100%", "a%2Fb", "star*(1)'!"},
 			Open:  func(t testing.TB) origintest.Subject { return openS3(t, s3Source(p, bucket)) },
 			Put:   func(t testing.TB, name string, data []byte) { s3.put(t, bucket, name, data) },
