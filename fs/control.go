@@ -8,7 +8,8 @@ import (
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 
-	"github.com/hbmfs/hbmfs/control"
+	wire "github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/fs/control"
 	"github.com/hbmfs/hbmfs/internal/mounts/mountpoint"
 	"github.com/hbmfs/hbmfs/layout"
 )
@@ -52,8 +53,8 @@ func (m *Mount) Mknod(cancel <-chan struct{}, in *fuse.MknodIn, name string, out
 // served is a mount as the server of its control channel sees it.
 type served struct{ *Mount }
 
-// Find implements [Files].
-func (m served) Find(ctx context.Context, path string, by User) (File, int, error) {
+// Find implements [control.Mount].
+func (m served) Find(ctx context.Context, path string, by control.User) (control.File, int, error) {
 	n, i := m.tree.get(rootNumber), rootNumber
 	for name := range strings.SplitSeq(path, "/") {
 		if name == "" || name == "." || name == ".." {
@@ -90,7 +91,7 @@ func (m served) Find(ctx context.Context, path string, by User) (File, int, erro
 	return n, i, nil
 }
 
-// ReadOnly implements [Files].
+// ReadOnly implements [control.Mount].
 func (m served) ReadOnly() error {
 	if m.opt.Top != nil {
 		return m.opt.Top.Origin().ReadOnlyMount()
@@ -103,11 +104,11 @@ func (m served) ReadOnly() error {
 	return nil
 }
 
-// Errno implements [Files].
+// Errno implements [control.Mount].
 func (served) Errno(err error) syscall.Errno { return syscall.Errno(statusOf(err)) }
 
-// Fail implements [Files].
-func (m served) Fail(f File, path, verb string, err error) syscall.Errno {
+// Fail implements [control.Mount].
+func (m served) Fail(f control.File, path, verb string, err error) syscall.Errno {
 	n, found := f.(*node)
 	if !found { // one of its directories failed
 		n = &node{name: path}
@@ -116,12 +117,12 @@ func (m served) Fail(f File, path, verb string, err error) syscall.Errno {
 }
 
 // lets reports whether a user has the rights of one class to a node.
-func (n *node) lets(by User, rights uint16) bool { return by.May(n.uid, n.gid, n.perm, rights) }
+func (n *node) lets(by control.User, rights uint16) bool { return by.May(n.uid, n.gid, n.perm, rights) }
 
-// Object implements [File].
+// Object implements [control.File].
 func (n *node) Object() *layout.Object { return n.object }
 
-// View implements [File].
+// View implements [control.File].
 func (n *node) View() *layout.File {
 	if n.kind != kindView {
 		return nil
@@ -129,8 +130,8 @@ func (n *node) View() *layout.File {
 	return n.view.file
 }
 
-// Generation implements [File]. The inode number of a view stands for its path alone, and its content for this mount alone.
-func (n *node) Generation(mount control.Epoch) uint64 {
+// Generation implements [control.File]. The inode number of a view stands for its path alone, and its content for this mount alone.
+func (n *node) Generation(mount wire.Epoch) uint64 {
 	if n.kind != kindView {
 		return n.ino
 	}

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/cache"
+	"github.com/hbmfs/hbmfs/fs/control"
 	"github.com/hbmfs/hbmfs/internal/mounts/handover"
 	"github.com/hbmfs/hbmfs/internal/mounts/mountpoint"
 	"github.com/hbmfs/hbmfs/internal/observe/status"
@@ -59,12 +60,12 @@ type Options struct {
 // Remote is the origin and the cache of a source that does not lie in local files. Either may be nil.
 type Remote struct {
 	Origin func() status.Origin
-	Cache  RemoteCache
+	Cache  Cache
 }
 
-// RemoteCache keeps the segments of one origin or of several, such as the source and its decoder.
-type RemoteCache interface {
-	Cache
+// Cache keeps the segments of one origin or of several, such as the source and its decoder.
+type Cache interface {
+	control.Cache
 	Stats() status.Cache
 }
 
@@ -104,7 +105,7 @@ type Mount struct {
 	branches   branches
 	counters   counters
 	yields     yields
-	control    *Server
+	control    *control.Server
 }
 
 // New mounts listing at point. The kernel waits with the first requests until Serve runs. New recognizes a format that
@@ -115,8 +116,8 @@ func New(ctx context.Context, point string, listing *cache.Listing, opt Options)
 		opt:           opt, point: point, log: opt.Log, started: time.Now(), listing: listing, access: newAccess(listing),
 		looked: make(chan struct{}),
 	}
-	m.control = NewServer(ServerOptions{
-		Files: served{m}, Point: point, Listing: listing, Cache: opt.Remote.Cache, Drafts: opt.Drafts, KV: opt.KV, MayWrite: opt.MayWrite,
+	m.control = control.New(control.Options{
+		Mount: served{m}, Point: point, Listing: listing, Cache: opt.Remote.Cache, Drafts: opt.Drafts, KV: opt.KV, MayWrite: opt.MayWrite,
 		Helper: opt.Helper, Life: opt.Life, Log: opt.Log, Trace: opt.Trace,
 	})
 	m.around = m

@@ -137,7 +137,7 @@ func (m *Mount) Release(_ <-chan struct{}, in *fuse.ReleaseIn) {
 	m.yields.yield() // nobody waits for this answer
 }
 
-// Body implements [File].
+// Body implements [control.File].
 func (n *node) Body(ctx context.Context) (*layout.Body, error) {
 	if n.kind == kindObject {
 		var b layout.Body

@@ -1,4 +1,4 @@
-package fs
+package control
 
 import (
 	"context"
@@ -106,7 +106,7 @@ func (s *Server) bindByClone(ctx context.Context, socket *os.File) error {
 	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Propagation: unix.MS_PRIVATE}); err != nil {
 		return fmt.Errorf("make the clone of the mount private: %w", err)
 	}
-	said, err := s.runHelper(ctx, fmt.Sprintf("/proc/self/fd/%d", HelperFD+1), nil, socket, tree)
+	said, err := s.runHelper(ctx, fmt.Sprintf("/proc/self/fd/%d", helperFD+1), nil, socket, tree)
 	if err != nil {
 		return fmt.Errorf("the helper failed: %w: %s", err, said)
 	}
@@ -166,12 +166,12 @@ func (s *Server) runHelper(ctx context.Context, point string, attr *syscall.SysP
 	return strings.TrimSpace(string(out)), err
 }
 
-// HelperFD is the descriptor of the socket in the command that Options.Helper names.
-const HelperFD = 3
+// helperFD is the descriptor of the socket in the command that [Options] name as Helper.
+const helperFD = 3
 
 // Bind is the work of that command: it binds the socket in the mount that it sees at point.
 func Bind(point string) error {
-	return bindIn(unix.AT_FDCWD, point+"/"+mountpoint.ControlName, HelperFD)
+	return bindIn(unix.AT_FDCWD, point+"/"+mountpoint.ControlName, helperFD)
 }
 
 // Binds reports whether a request to make the control socket is this daemon's, once. From then on the socket is there.

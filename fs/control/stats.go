@@ -1,4 +1,4 @@
-package fs
+package control
 
 import (
 	"cmp"
@@ -179,7 +179,7 @@ func (u *usage) status(name string) status.Client {
 func (s *Server) Status() status.Control {
 	all := status.Control{Leases: s.leases.Booked(), Connections: int(s.sessions.Booked()), Refused: s.refused.Load(), PrefetchedBytes: s.prefetch.bytes.Load(), Clients: []status.Client{}}
 	all.Tickets, all.Issued = s.tickets.counts()
-	if err := s.opt.Files.ReadOnly(); err != nil {
+	if err := s.opt.Mount.ReadOnly(); err != nil {
 		all.WhyNot = err.Error()
 	}
 	all.ReadOnly = all.WhyNot == ""

@@ -1,4 +1,4 @@
-package fs
+package control
 
 import (
 	"context"
@@ -42,7 +42,7 @@ func (s *session) open(id uint64, o *layout.Object, a *answer) control.Object {
 	case errors.Is(err, cache.ErrOtherMount):
 		out.Errno = syscall.EXDEV
 	case err != nil:
-		out.Errno = s.server.opt.Files.Errno(err)
+		out.Errno = s.server.opt.Mount.Errno(err)
 	default:
 		out = control.Object{ID: id, Size: st.Size, Dev: st.Dev, Ino: st.Ino, ModTime: st.Mtim.Nano(), FD: int32(len(a.fds))}
 		a.fds = append(a.fds, fd)
@@ -104,7 +104,7 @@ func (s *session) lookup(ctx context.Context, id uint32, payload []byte, a *answ
 
 // file describes the file at a path, if the peer may read it.
 func (s *session) file(ctx context.Context, path string) (control.File, []control.Extent) {
-	f, number, err := s.server.opt.Files.Find(ctx, path, s.peer)
+	f, number, err := s.server.opt.Mount.Find(ctx, path, s.peer)
 	var body *layout.Body
 	if err == nil {
 		body, err = f.Body(ctx)
@@ -112,7 +112,7 @@ func (s *session) file(ctx context.Context, path string) (control.File, []contro
 	if err != nil {
 		var errno syscall.Errno
 		if !errors.As(err, &errno) {
-			errno = s.server.opt.Files.Fail(f, path, "look up for a reader", err)
+			errno = s.server.opt.Mount.Fail(f, path, "look up for a reader", err)
 		}
 		return control.File{Errno: errno}, nil
 	}

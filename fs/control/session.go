@@ -1,4 +1,4 @@
-package fs
+package control
 
 import (
 	"context"
@@ -216,7 +216,7 @@ func (s *session) handle(ctx context.Context, h control.Header, payload []byte, 
 	if h.Type == control.TypeRedeem || h.Type == control.TypeName { // a ticket is another each time
 		said = payload[min(len(payload), len(control.Redeem{}.Ticket)):]
 	}
-	end, err := s.server.opt.Files.Task(s.peer.uid, "frame "+strconv.Itoa(int(h.Type)), said)
+	end, err := s.server.opt.Mount.Task(s.peer.uid, "frame "+strconv.Itoa(int(h.Type)), said)
 	if err != nil {
 		return &control.Refusal{Errno: syscall.EIO, Text: err.Error()}
 	}
@@ -297,7 +297,7 @@ func (s *session) hello(payload []byte, a *answer) error {
 	s.usage = s.server.join(hello.Name, s.reader)
 	_ = s.conn.SetReadDeadline(time.Time{}) // fails on a closed connection, as the next read will
 	welcome := control.Welcome{Version: control.Version, Epoch: s.server.Epoch, MaxLeases: leasesPerSession, MaxPaths: control.MaxPaths}
-	if s.server.opt.Files.ReadOnly() == nil {
+	if s.server.opt.Mount.ReadOnly() == nil {
 		welcome.Flags = control.WelcomeReadOnly
 	}
 	if s.server.opt.Drafts != nil {

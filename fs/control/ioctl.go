@@ -1,4 +1,4 @@
-package fs
+package control
 
 import (
 	"context"
@@ -21,7 +21,7 @@ func (s *Server) Ioctl(ctx context.Context, f File, number int, in *fuse.IoctlIn
 	clear(outbuf) // it may have been another reply's
 	body, err := f.Body(ctx)
 	if err != nil { // an open file has its body: a view is built when it is looked up
-		return fuse.Status(s.opt.Files.Fail(f, "", "give the extents of", err))
+		return fuse.Status(s.opt.Mount.Fail(f, "", "give the extents of", err))
 	}
 	switch op {
 	case control.OpInfo:

@@ -1,4 +1,4 @@
-package fs
+package control
 
 import (
 	"context"
@@ -116,7 +116,7 @@ func (s *session) endRecord() {
 
 // objectAt finds the object of a file that the peer may read.
 func (s *session) objectAt(ctx context.Context, name string) (*layout.Object, syscall.Errno) {
-	f, _, err := s.server.opt.Files.Find(ctx, name, s.peer)
+	f, _, err := s.server.opt.Mount.Find(ctx, name, s.peer)
 	var errno syscall.Errno
 	switch {
 	case errors.As(err, &errno):

@@ -1,4 +1,4 @@
-package fs
+package control
 
 import (
 	"context"
@@ -19,8 +19,8 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// Files is what the server asks of the mount.
-type Files interface {
+// Mount is what the server asks of the mount.
+type Mount interface {
 	// Find finds a file that a user may read, by the rules that the kernel applies to a path from the root of the mount: every directory must
 	// let the user pass. Symbolic links are not followed (ELOOP).
 	Find(ctx context.Context, path string, by User) (f File, number int, err error)
@@ -62,9 +62,9 @@ type Cache interface {
 	Planned(each func(reader any, runs []layout.Run))
 }
 
-// ServerOptions say what a server serves.
-type ServerOptions struct {
-	Files   Files
+// Options say what a server serves.
+type Options struct {
+	Mount   Mount
 	Point   string
 	Listing *cache.Listing // of the source
 	Cache   Cache          // of a remote source; nil for none
@@ -83,7 +83,7 @@ type ServerOptions struct {
 type Server struct {
 	Epoch control.Epoch // of the mount: a daemon that goes on with it keeps it, and the numbers of files
 
-	opt      ServerOptions
+	opt      Options
 	objects  objectIDs
 	tickets  *tickets
 	prefetch *prefetcher
@@ -111,8 +111,8 @@ type Server struct {
 	readers    map[readerID]int // connections of each
 }
 
-// NewServer makes the server of a mount. Nobody is served before Serve.
-func NewServer(opt ServerOptions) *Server {
+// New makes the server of a mount. Nobody is served before Serve.
+func New(opt Options) *Server {
 	sessions, each, answers := descriptorLimits()
 	s := &Server{
 		opt: opt, tickets: newTickets(), prefetch: newPrefetcher(opt.Cache), answering: newTurns(answers), lingering: make(chan struct{}, lingerAtOnce),

@@ -1,4 +1,4 @@
-package fs
+package control
 
 import (
 	"context"
@@ -59,7 +59,7 @@ func TestTheEndIsBoundedWhereAPeerHoldsItUp(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := NewServer(ServerOptions{Log: slog.New(slog.DiscardHandler)})
+	s := New(Options{Log: slog.New(slog.DiscardHandler)})
 	ctx, cancel := context.WithCancel(t.Context())
 	over := make(chan struct{})
 	go func() { s.accept(ctx, listener); close(over) }()
