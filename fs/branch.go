@@ -239,7 +239,7 @@ func (m *Mount) forget(b *branch) {
 	}
 	m.tree.clear(grown{first: b.number, count: 2})
 	if b.listed.done.Load() {
-		m.control.objects.forget(b.listing)
+		m.control.ForgetObjects(b.listing.Objects)
 		for _, o := range b.listing.Objects {
 			m.opt.Top.Origin().Forget(o)
 		}
@@ -258,18 +258,6 @@ func (t *tree) clear(g grown) {
 				more = append(more, n.dir.grown)
 			}
 			t.nodes[i] = nil
-		}
-	}
-}
-
-// forget drops the numbers of files that are gone.
-func (t *objectIDs) forget(l *cache.Listing) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for _, o := range l.Objects {
-		if id, ok := t.byObject[o]; ok {
-			delete(t.byObject, o)
-			delete(t.byID, id)
 		}
 	}
 }

@@ -39,7 +39,7 @@ func (m *Mount) opensItself(ctx context.Context) (bool, error) {
 		return false, nil
 	}
 	select {
-	case <-m.control.settled:
+	case <-m.control.Ready():
 		return m.unfrozen.Load() == nil, nil
 	case <-ctx.Done():
 		return false, context.Cause(ctx)

@@ -21,6 +21,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/fs/storage"
 	"github.com/hbmfs/hbmfs/internal/mounts/handover"
 	"github.com/hbmfs/hbmfs/internal/observe/status"
 	"github.com/hbmfs/hbmfs/layout"
@@ -30,10 +31,7 @@ import (
 const (
 	keptHandles = "handles"
 	keptJournal = "journal"
-	keptControl = "control" // the listening socket
-	keptPlans   = "plans"   // what readers said that they will read
 	keptRequest = "requests"
-	keptChanges = "changes" // the counter of changes at the source
 )
 
 // Kinds of records in the journal.
@@ -53,7 +51,9 @@ type told struct {
 
 // makeBooks makes what the next daemon takes over while this one lives.
 func (m *Mount) makeBooks() (err error) {
-	m.openChanges(nil)
+	if err := m.control.Begin(); err != nil {
+		return err
+	}
 	if m.handles, err = newHandles(); err != nil || m.opt.Life == nil {
 		return err
 	}
@@ -62,24 +62,21 @@ func (m *Mount) makeBooks() (err error) {
 	}
 	m.journal, err = handover.NewJournal()
 	m.keepBooks()
-	if err == nil && m.opt.Remote.Cache != nil {
-		m.plans, err = newPlansBook()
-	}
 	return err
 }
 
 // keepBooks has what this daemon gives out recorded.
 func (m *Mount) keepBooks() {
 	m.backing.booked = func(id int32) { m.handles.head.lastBacking.Store(int64(id)) }
-	m.control.objects.record = func(id uint64, o *layout.Object) {
+	m.control.RecordObjects(func(id uint64, o *layout.Object) {
 		m.handles.head.lastObject.Store(int64(id))
-		if storageOf(o).segment != nil { // another segment has another number
+		if storage.Of(o).Segment != nil { // another segment has another number
 			return
 		}
 		if err := m.journal.Append(recordObject, append(binary.LittleEndian.AppendUint64(nil, id), o.Name...)); err != nil {
 			m.log.Error("readers past FUSE will have to open their files again after this daemon", "error", err)
 		}
-	}
+	})
 }
 
 // recordGrown records numbers before the kernel hears of them.
@@ -131,7 +128,7 @@ func (m *Mount) replay(kind uint32, record []byte) error {
 	case kind == recordBranch && n >= 2:
 		return m.branches.replay(m, record)
 	case kind == recordObject && n >= 1:
-		m.control.objects.adopt(at(0), m.listing.Find(string(record[8:])))
+		m.control.AdoptObject(at(0), m.listing.Find(string(record[8:])))
 	default:
 		return fmt.Errorf("%w: its journal has a record of an unknown kind", handover.ErrRefused)
 	}
@@ -167,7 +164,7 @@ func (s *mountState) Adopt(section []byte) error {
 		return err
 	}
 	m := s.mount
-	m.started, m.depth, m.control.epoch, m.opt.Notes, m.opt.Frozen = s.Started, s.Depth, s.Epoch, s.Notes, s.Frozen
+	m.started, m.depth, m.control.Epoch, m.opt.Notes, m.opt.Frozen = s.Started, s.Depth, s.Epoch, s.Notes, s.Frozen
 	m.prepare()
 	if reply, err := m.answerInit(s.Init); err != nil || !bytes.Equal(reply, s.Reply) {
 		return errors.Join(errors.New("this program would agree on something else with the kernel"), err)
@@ -243,7 +240,7 @@ func (m *Mount) leave() (handover.State, error) {
 	base := m.tree.nodes[:m.tree.base]
 	m.tree.mu.RUnlock()
 	s := &mountState{
-		mount: m, Init: init, Reply: reply, Depth: m.depth, Started: m.started, Epoch: m.control.epoch, Nodes: len(base), Sum: sumOf(base), Notes: m.opt.Notes,
+		mount: m, Init: init, Reply: reply, Depth: m.depth, Started: m.started, Epoch: m.control.Epoch, Nodes: len(base), Sum: sumOf(base), Notes: m.opt.Notes,
 		Frozen: m.opt.Frozen,
 	}
 	device, err := connectionFile()
@@ -251,14 +248,8 @@ func (m *Mount) leave() (handover.State, error) {
 		return nil, err
 	}
 	err = errors.Join(m.opt.Life.Keep(handover.Device, device), m.opt.Life.Keep(keptHandles, m.handles.file), m.opt.Life.Keep(keptJournal, m.journal.File()), device.Close())
-	if m.plans != nil && err == nil {
-		err = m.opt.Life.Keep(keptPlans, m.plans.file)
-	}
-	if f := m.control.changes.file; f != nil && err == nil {
-		err = m.opt.Life.Keep(keptChanges, f)
-	}
-	if l := m.control.listener; l != nil && err == nil {
-		err = m.opt.Life.Keep(keptControl, l)
+	if err == nil {
+		err = m.control.Keep()
 	}
 	if err == nil {
 		err = errors.Join(m.opt.Life.Keep(keptRequest, m.suspects.File()), m.suspects.Listen())
@@ -333,13 +324,12 @@ func (m *Mount) takeOver(ctx context.Context) error {
 	touchBuffers(m.server)
 	m.judgePassthrough()
 	m.adoptHandles()
-	m.openChanges(life.Took(keptChanges))
-	m.control.bound.Store(life.Has(keptControl))
+	m.control.TakeOver()
 	if err := resend(device); err != nil && !errors.Is(err, unix.ENODEV) { // ENODEV: it was unmounted, as Serve will see
 		return fmt.Errorf("ask the kernel for what was not answered: %w", err)
 	}
 	life.Goes()
-	m.goOnWithPlans(life.Took(keptPlans))
+	m.control.GoOnWithPlans(m.handles.nodes)
 	head := m.handles.head
 	head.lives.Add(1)
 	if death.How == "crash" {
@@ -424,7 +414,7 @@ func touchBuffers(server *fuse.Server) (found bool) {
 
 // adoptHandles takes over what is open.
 func (m *Mount) adoptHandles() {
-	m.control.objects.adopt(uint64(m.handles.head.lastObject.Load()), nil)
+	m.control.AdoptObject(uint64(m.handles.head.lastObject.Load()), nil)
 	m.keepBooks()
 	booked := map[int32]bool{}
 	m.handles.recover(func(h *handle) {

@@ -10,6 +10,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 
 	"github.com/hbmfs/hbmfs/cache"
+	"github.com/hbmfs/hbmfs/fs/control"
 	"github.com/hbmfs/hbmfs/internal/mounts/mountpoint"
 	"github.com/hbmfs/hbmfs/layout"
 )
@@ -55,7 +56,7 @@ func FuzzListing(f *testing.F) {
 		if leftOut := len(l.Problems); len(l.Objects)+leftOut < given {
 			t.Errorf("of %d objects %d are shown and %d are problems", given, len(l.Objects), leftOut)
 		}
-		m := &Mount{listing: l, control: newChannel()}
+		m := &Mount{listing: l, control: control.New(control.Options{})}
 		m.tree = newTree(m.root, sourceEntries(l, mountpoint.ControlName, m.adopt))
 		sum := int64(0)
 		for _, o := range l.Objects {

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/cache"
+	"github.com/hbmfs/hbmfs/fs/control"
 	"github.com/hbmfs/hbmfs/internal/mounts/handover"
 	"github.com/hbmfs/hbmfs/internal/mounts/mountpoint"
 	"github.com/hbmfs/hbmfs/internal/observe/status"
@@ -64,13 +65,8 @@ type Remote struct {
 
 // Cache keeps the segments of one origin or of several, such as the source and its decoder.
 type Cache interface {
+	control.Cache
 	Stats() status.Cache
-	// Plan adds runs to the plan of a reader, any comparable value. It reports whether there was room.
-	Plan(reader any, runs []layout.Run) bool
-	// EndPlan forgets a reader's plan.
-	EndPlan(reader any)
-	// Planned gives each reader's plan: the runs that are still to be read. It may be called while others plan, and each calls nothing.
-	Planned(each func(reader any, runs []layout.Run))
 }
 
 // Mount is a mounted dataset.
@@ -100,7 +96,6 @@ type Mount struct {
 	handles    *handles
 	journal    *handover.Journal  // nil where nobody holds the mount
 	suspects   *handover.Suspects // nil where nobody holds the mount
-	plans      *plansBook         // nil where nobody holds the mount, or nothing is planned
 	told       map[uint64]told    // views that earlier daemons have told of, by inode number
 	savedViews atomic.Int64       // bytes
 	depth      int                // see stackDepth
@@ -110,7 +105,7 @@ type Mount struct {
 	branches   branches
 	counters   counters
 	yields     yields
-	control    *channel
+	control    *control.Server
 }
 
 // New mounts listing at point. The kernel waits with the first requests until Serve runs. New recognizes a format that
@@ -118,10 +113,13 @@ type Mount struct {
 func New(ctx context.Context, point string, listing *cache.Listing, opt Options) (*Mount, error) {
 	m := &Mount{
 		RawFileSystem: fuse.NewDefaultRawFileSystem(),
-		opt:           opt, point: point, log: opt.Log, started: time.Now(), listing: listing, access: newAccess(listing), control: newChannel(),
+		opt:           opt, point: point, log: opt.Log, started: time.Now(), listing: listing, access: newAccess(listing),
 		looked: make(chan struct{}),
 	}
-	m.control.prefetch.cache = opt.Remote.Cache
+	m.control = control.New(control.Options{
+		Mount: served{m}, Point: point, Listing: listing, Cache: opt.Remote.Cache, Drafts: opt.Drafts, KV: opt.KV, MayWrite: opt.MayWrite,
+		Helper: opt.Helper, Life: opt.Life, Log: opt.Log, Trace: opt.Trace,
+	})
 	m.around = m
 	if opt.Top != nil {
 		m.around = opt.Top.Around(m)
@@ -292,12 +290,7 @@ func (m *Mount) Serve(ctx context.Context) {
 	channel := make(chan struct{})
 	go func() { // ended by cancel, awaited below
 		defer close(channel)
-		m.serveControl(ctx)
-	}()
-	planned := make(chan struct{})
-	go func() { // ended by cancel, awaited below
-		defer close(planned)
-		m.savePlans(ctx)
+		m.control.Serve(ctx, m.judgeFrozen)
 	}()
 	m.server.Serve()
 	<-roomy
@@ -305,7 +298,6 @@ func (m *Mount) Serve(ctx context.Context) {
 	cancel()
 	<-indexed
 	<-channel
-	<-planned
 }
 
 // makeViews recognizes the dataset and makes the directories of its views, so that the first look into them does not wait

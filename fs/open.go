@@ -8,6 +8,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
+	"github.com/hbmfs/hbmfs/fs/storage"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -49,14 +50,14 @@ func (m *Mount) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut)
 	}
 	fd, release := -1, func() {} // of the one local file that has all bytes
 	if o != nil {
-		switch s := storageOf(o); {
-		case s.local != nil:
-			fd, err = s.local.OpenObject(ctx, o) // even where the kernel has the file, or has refused it: a changed file must not open
+		switch s := storage.Of(o); {
+		case s.Local != nil:
+			fd, err = s.Local.OpenObject(ctx, o) // even where the kernel has the file, or has refused it: a changed file must not open
 			if err == nil {
-				fd, err = stillGrants(in.Uid, o, fd)
+				fd, err = storage.StillGrants(in.Uid, o, fd)
 			}
-		case s.segmented != nil:
-			fd, release, err = s.segmented.OpenWhole(ctx, o)
+		case s.Segmented != nil:
+			fd, release, err = s.Segmented.OpenWhole(ctx, o)
 		}
 		if err != nil {
 			return m.fail(n, "open", err)
@@ -122,13 +123,13 @@ func (m *Mount) Release(_ <-chan struct{}, in *fuse.ReleaseIn) {
 	switch h.state.Load() {
 	case handlePassthrough:
 		m.backing.release(number(in.NodeId), func() { h.state.Store(handleClosing) })
-		m.control.prefetch.endFile(number(in.NodeId)) // all of it is local
+		m.control.EndFile(number(in.NodeId)) // all of it is local
 		m.counters.passthroughCloses.Add(1)
 	case handleText:
 		m.texts.close(in.Fh)
 	default:
 		if m.backing.closedCached(number(in.NodeId)) {
-			m.control.prefetch.endFile(number(in.NodeId))
+			m.control.EndFile(number(in.NodeId))
 		}
 		m.counters.cachedCloses.Add(1)
 	}
@@ -136,8 +137,8 @@ func (m *Mount) Release(_ <-chan struct{}, in *fuse.ReleaseIn) {
 	m.yields.yield() // nobody waits for this answer
 }
 
-// body returns where the bytes of a file lie.
-func (n *node) body(ctx context.Context) (*layout.Body, error) {
+// Body implements [control.File].
+func (n *node) Body(ctx context.Context) (*layout.Body, error) {
 	if n.kind == kindObject {
 		var b layout.Body
 		b.Add(n.object, 0, n.object.Size)
@@ -158,7 +159,7 @@ func (n *node) whole(ctx context.Context) (*layout.Object, error) {
 	if n.kind == kindObject && n.object.Size > 0 { // as the body would say, without making one
 		return n.object, nil
 	}
-	body, err := n.body(ctx)
+	body, err := n.Body(ctx)
 	if err != nil {
 		return nil, err
 	}

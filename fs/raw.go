@@ -45,7 +45,7 @@ func (m *Mount) Lookup(cancel <-chan struct{}, header *fuse.InHeader, name strin
 		}
 		kept = 0
 	}
-	if child.kind == kindSocket && !m.control.bound.Load() {
+	if child.kind == kindSocket && !m.control.Bound() {
 		return fuse.ENOENT // and not a miss to keep: it will be there
 	}
 	present, err := m.attr(ctx, child, &out.Attr)
@@ -227,7 +227,7 @@ func (m *Mount) list(ctx context.Context, in *fuse.ReadIn, add func(n *node, i i
 	nodes, first := m.tree.children(dir.dir)
 	for i := int(max(in.Offset, 2)) - 2; i >= 0 && i < len(nodes); i++ {
 		n := nodes[i]
-		if n.hidden || (n.kind == kindSocket && !m.control.bound.Load()) {
+		if n.hidden || (n.kind == kindSocket && !m.control.Bound()) {
 			continue
 		}
 		e := fuse.DirEntry{Name: n.name, Mode: n.fileType(), Ino: n.ino, Off: uint64(i) + 3}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 
+	"github.com/hbmfs/hbmfs/fs/storage"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -27,7 +28,7 @@ func (m *Mount) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.
 	case n.kind != kindObject && n.kind != kindView:
 		return nil, fuse.EBADF
 	}
-	body, err := n.body(ctx)
+	body, err := n.Body(ctx)
 	if err != nil {
 		return nil, m.fail(n, "read", err)
 	}
@@ -41,7 +42,9 @@ func (m *Mount) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.
 		m.counters.splicedBytes.Add(size)
 		return res, fuse.OK
 	}
-	m.touched(body, off, size)
+	if m.opt.Remote.Cache != nil {
+		storage.Touched(body, off, size)
+	}
 	if _, err := readBody(ctx, body, buf[:size], off); err != nil {
 		return nil, m.fail(n, "read", err)
 	}
@@ -80,7 +83,7 @@ func (m *Mount) spliced(ctx context.Context, body *layout.Body, off, size int64)
 		return nil, nil
 	}
 	from := lies
-	k := storageOf(lies.Object).segmented
+	k := storage.Of(lies.Object).Segmented
 	if k != nil {
 		file, at, n := k.Lies(lies.Object, lies.Offset)
 		if file == nil || n < size {
@@ -88,7 +91,7 @@ func (m *Mount) spliced(ctx context.Context, body *layout.Body, off, size int64)
 		}
 		from.Object, from.Offset = file, at
 	}
-	origin := storageOf(from.Object).local
+	origin := storage.Of(from.Object).Local
 	if origin == nil {
 		return nil, nil
 	}

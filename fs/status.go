@@ -24,7 +24,7 @@ func (m *Mount) status() status.Status {
 	s := status.Status{
 		Version: m.opt.Version, PID: os.Getpid(), Source: m.opt.Source, MountPoint: m.point, Started: m.started,
 		Objects: len(m.listing.Objects), Bytes: m.listing.Bytes(), Problems: len(m.listing.Problems), Indexing: !m.viewsMade.Load(),
-		Notes: m.notesFor(m.access.toldOf), Sets: []status.Set{}, Control: m.controlStatus(),
+		Notes: m.notesFor(m.access.toldOf), Sets: []status.Set{}, Control: m.control.Status(),
 		Counters: status.Counters{
 			Lookups: m.counters.lookups.Load(), PassthroughOpens: m.counters.passthroughOpens.Load(),
 			CachedOpens: m.counters.cachedOpens.Load(), Reads: m.counters.reads.Load(),
