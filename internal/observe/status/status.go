@@ -142,11 +142,11 @@ type Client struct {
 	Connections int              `json:"connections"`
 	Bytes       map[string]int64 `json:"bytes"` // by path
 	Reads       map[string]int64 `json:"reads"`
-	Choices     []Choice         `json:"choices"` // the same, by path and reason: the most bytes first
+	Choices     []PathUse        `json:"choices"` // the same, by path and reason: the most bytes first
 }
 
-// Choice is the part of it that took one path for one reason.
-type Choice struct {
+// PathUse is the part of it that took one path for one reason.
+type PathUse struct {
 	Path   string `json:"path"`
 	Reason string `json:"reason"`
 	Reads  int64  `json:"reads"`

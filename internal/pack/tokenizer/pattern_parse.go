@@ -45,7 +45,7 @@ type item struct {
 	keep     bool
 
 	group    *alternatives // or this, which may be left out where low is 0
-	ahead    bool    // group is looked ahead to
+	ahead    bool          // group is looked ahead to
 	not      bool
 	repeated bool // a quantifier was there
 }
