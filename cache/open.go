@@ -20,9 +20,6 @@ import (
 // told it that somebody wants to read.
 var ErrFileLeased = errors.New("its holder of a lease has not let go of it yet: try again")
 
-// leaseLook is the time between two attempts to open a file that is leased.
-const leaseLook = 20 * time.Millisecond
-
 // leaseWait is how long an open waits for a lease: its program can try again, or say what is wrong. A read, which cannot, waits on. The kernel ends a
 // lease that its holder does not give back within fs.lease-break-time, 45 s.
 const leaseWait = 2 * time.Second
@@ -34,7 +31,7 @@ func whenUnleased(ctx context.Context, most time.Duration, open func() error) er
 		if !errors.Is(err, ErrFileLeased) || time.Since(began) > most {
 			return err
 		}
-		if err := pause.For(ctx, leaseLook); err != nil {
+		if err := pause.For(ctx, pause.Look); err != nil {
 			return err
 		}
 	}

@@ -115,14 +115,14 @@ func openDraft(ctx context.Context, path, client string) (*DraftClient, error) {
 	}
 	_ = unix.Close(dir) // it was only looked for
 	d := &DraftClient{Path: path, root: root, client: client}
-	for end := time.Now().Add(redialTime); ; { // a daemon may go as it is greeted
+	for end := time.Now().Add(NextDaemonTime); ; { // a daemon may go as it is greeted
 		if d.conn, err = DialTrusted(ctx, root, client); err == nil {
 			break
 		}
 		if !errors.Is(err, ErrStale) && !hasClosed(err) || time.Now().After(end) {
 			return nil, err
 		}
-		if err := sleep(ctx, redialPause); err != nil {
+		if err := sleep(ctx, RedialPause); err != nil {
 			return nil, err
 		}
 	}
@@ -279,15 +279,15 @@ func (d *DraftClient) Close() error {
 	return conn.Close()
 }
 
-// How long the next daemon is waited for: a holder gives up after 30 s.
+// Waiting for the next daemon of a mount.
 const (
-	redialTime  = 40 * time.Second
-	redialPause = 50 * time.Millisecond
+	NextDaemonTime = 40 * time.Second      // at most: a holder gives up after 30 s
+	RedialPause    = 50 * time.Millisecond // between two attempts to connect
 )
 
 // ask sends a request, again where its daemon has gone: each may come twice.
 func (d *DraftClient) ask(ctx context.Context, t, want FrameType, fill func([]byte) []byte) (response, error) {
-	end := time.Now().Add(redialTime)
+	end := time.Now().Add(NextDaemonTime)
 	for {
 		c, err := d.connection(ctx)
 		var a response
@@ -297,7 +297,7 @@ func (d *DraftClient) ask(ctx context.Context, t, want FrameType, fill func([]by
 		if err == nil || !d.lost(c, err) || time.Now().After(end) {
 			return a, err
 		}
-		if err := sleep(ctx, redialPause); err != nil {
+		if err := sleep(ctx, RedialPause); err != nil {
 			return response{}, err
 		}
 	}

@@ -76,7 +76,8 @@ func (f *FirstByte) Observe(d time.Duration) {
 
 // Slow is how long to wait for an answer before it is late, once enough answers were seen to tell.
 func (f *FirstByte) Slow() (time.Duration, bool) {
-	const enough, least = 16, 100 * time.Millisecond
+	const enough = 16                    // answers
+	const least = 100 * time.Millisecond // so that a hedge follows no answer that is only jittery
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.seen < enough {

@@ -60,7 +60,7 @@ func (o *Options) setDefaults() error {
 		o.slot = slotBytes
 	}
 	if o.redial == 0 {
-		o.redial = redialTime
+		o.redial = control.NextDaemonTime
 	}
 	if o.look == 0 {
 		o.look = lookPause

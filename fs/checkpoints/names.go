@@ -9,6 +9,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
+	"github.com/hbmfs/hbmfs/fs"
 	"github.com/hbmfs/hbmfs/internal/mounts/handover"
 	"github.com/hbmfs/hbmfs/internal/volume/checkpoint"
 )
@@ -174,7 +175,7 @@ func (v *Volume) create(in *node, name string, req *fuse.CreateIn, out *fuse.Cre
 		return nil, nil, err
 	}
 	if o.made != found {
-		out.SetAttrTimeout(dirTimeout) // until it is written: the kernel then forgets them itself
+		out.SetAttrTimeout(fs.ShortTimeout) // until it is written: the kernel then forgets them itself
 	}
 	if err = v.opened(n, o, &req.InHeader, req.Flags, &out.OpenOut); err != nil {
 		v.forget(n.ino, 1)

@@ -14,10 +14,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/internal/sys/aside"
 )
 
 // A pod has a mount namespace of its own. Mounts on the node do not change its copy of a volume there; where the pod
@@ -90,9 +91,6 @@ func placesIn(proc string, wanted func(*mountinfo.Info) bool) ([]Sighting, error
 	return places, nil
 }
 
-// insideTime bounds the work in one namespace, which needs milliseconds.
-const insideTime = 10 * time.Second
-
 // ReplaceIn replaces dead mounts in a namespace by the mount at path, whose device this is. helper is a command that calls
 // [Inside]. Where the volume may be written to, a place that was writable is so again. ReplaceIn returns how many places were
 // replaced.
@@ -118,7 +116,7 @@ func ReplaceIn(ctx context.Context, ns Namespace, path, device string, writable 
 	if jsonErr != nil || len(places) == 0 {
 		return 0, errors.Join(err, jsonErr)
 	}
-	ctx, cancel := context.WithTimeout(ctx, insideTime)
+	ctx, cancel := context.WithTimeout(ctx, aside.HelperTime)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, helper[0], helper[1:]...)
 	cmd.ExtraFiles = files

@@ -135,8 +135,8 @@ func Silence(place *mountpoint.Location, daemon *mountpoint.Daemon) string {
 	return fmt.Sprintf("the daemon of %s (pid %d) does not answer", place.Path, daemon.PID)
 }
 
-// orderlyTime is how long an interrupted command may take to clean up.
-const orderlyTime = 3 * time.Second
+// OrderlyTime is how long an interrupted command or daemon may take to clean up.
+const OrderlyTime = 3 * time.Second
 
 // again starts this program again for the same command, and gives its exit code. When ctx ends, so does that process; where it
 // is stuck, it is left behind.
@@ -159,7 +159,7 @@ func again(ctx context.Context) error {
 	for _, end := range []struct {
 		signal syscall.Signal
 		within time.Duration
-	}{{0, forever}, {syscall.SIGTERM, orderlyTime}, {syscall.SIGKILL, aside.Grace}} {
+	}{{0, forever}, {syscall.SIGTERM, OrderlyTime}, {syscall.SIGKILL, aside.Grace}} {
 		if end.signal != 0 {
 			_ = child.Process.Signal(end.signal) // it may have ended
 			ctx = context.WithoutCancel(ctx)

@@ -6,6 +6,9 @@ import (
 	"time"
 )
 
+// Look is the time between two looks at something that gives no notice of its change, and changes soon.
+const Look = 20 * time.Millisecond
+
 // For waits for d, or less where ctx ends, which is its error.
 func For(ctx context.Context, d time.Duration) error {
 	if d <= 0 {
