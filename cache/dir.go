@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/hbmfs/hbmfs/internal/sys/pause"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -146,7 +147,8 @@ func (d *Dir) Forget(o *layout.Object) { d.files.forget(o) }
 // OpenObject opens o read-only with a file description of its own, checked to be the listed version. The caller closes
 // the descriptor. It waits a moment while another process has a lease of the file, and then fails with [ErrFileLeased].
 func (d *Dir) OpenObject(ctx context.Context, o *layout.Object) (fd int, err error) {
-	err = whenUnleased(ctx, leaseWait, func() error {
+	// A program can open again, or say what is wrong. A read, which cannot, waits until the kernel ends the lease (fs.lease-break-time, 45 s).
+	err = whenUnleased(ctx, pause.Patience, func() error {
 		if fd, err = d.OpenForOthers(o); !errors.Is(err, ErrOtherMount) {
 			return err
 		}

@@ -20,10 +20,6 @@ import (
 // told it that somebody wants to read.
 var ErrFileLeased = errors.New("its holder of a lease has not let go of it yet: try again")
 
-// leaseWait is how long an open waits for a lease: its program can try again, or say what is wrong. A read, which cannot, waits on. The kernel ends a
-// lease that its holder does not give back within fs.lease-break-time, 45 s.
-const leaseWait = 2 * time.Second
-
 // whenUnleased calls open again until nobody has a lease of the file, or a time is over, or ctx ends.
 func whenUnleased(ctx context.Context, most time.Duration, open func() error) error {
 	for began := time.Now(); ; {

@@ -114,7 +114,7 @@ func (d *mountedDraft) abandon(ctx context.Context) error {
 		case !errors.Is(err, unix.EBUSY):
 			return nil // it was published, or dropped
 		}
-		if err := pause.For(ctx, patience/20); err != nil {
+		if err := pause.For(ctx, 5*pause.Look); err != nil {
 			return err
 		}
 	}

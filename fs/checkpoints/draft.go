@@ -14,6 +14,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/internal/sys/container"
+	"github.com/hbmfs/hbmfs/internal/sys/pause"
 	"github.com/hbmfs/hbmfs/internal/volume/checkpoint"
 )
 
@@ -66,9 +67,6 @@ const (
 	published
 	dropped
 )
-
-// patience is how long publishing waits for files that the kernel is about to close.
-const patience = 2 * time.Second
 
 // change begins a change of the draft. end ends it.
 func (d *mountedDraft) change() (end func(), err error) {
@@ -237,7 +235,7 @@ func (d *mountedDraft) publish(ctx context.Context, name string) (err error) {
 	if err := d.rename(ctx, name, d.shown); err != nil {
 		return err
 	}
-	if err := d.book.PublishAll(ctx, checkpoint.SealOptions{Patience: patience, Sync: d.syncFile, Mapped: d.mapped, Room: d.mayMake, Progress: func(done, total int64) {
+	if err := d.book.PublishAll(ctx, checkpoint.SealOptions{Patience: pause.Patience, Sync: d.syncFile, Mapped: d.mapped, Room: d.mayMake, Progress: func(done, total int64) {
 		d.total.Store(total)
 		d.sealed.Store(total)
 		d.done.Store(done)

@@ -17,14 +17,12 @@ import (
 
 	"github.com/hbmfs/hbmfs/internal/mounts/mountpoint"
 	"github.com/hbmfs/hbmfs/internal/sys/aside"
+	"github.com/hbmfs/hbmfs/internal/sys/pause"
 	"github.com/hbmfs/hbmfs/internal/text/cli"
 )
 
 // env marks the process that does the work of a command on a mount.
 const env = "HBMFS_ON_MOUNT"
-
-// Patience is how long the daemon of a mount may take to answer before that is said. It needs milliseconds.
-const Patience = 2 * time.Second
 
 // ErrInterrupted says that a signal ended the work.
 var ErrInterrupted = errors.New("interrupted")
@@ -75,7 +73,7 @@ func Mounts(paths []string) (mounts []*mountpoint.Location, err error) {
 
 // Ask asks a mount for a file, once, and leaves a process behind that is stuck.
 func Ask(ctx context.Context, name string) aside.Answer {
-	asker := aside.Asker{Program: Self(), Patience: Patience}
+	asker := aside.Asker{Program: Self(), Patience: pause.Patience}
 	return asker.Ask(ctx, name, name)
 }
 
@@ -96,7 +94,7 @@ func Await(ctx context.Context, mounts []*mountpoint.Location, stderr io.Writer)
 		asked[i] = make(chan aside.Answer, 1)
 		go func() { asked[i] <- asker.Ask(ctx, m.Path, m.Path) }() // ends with ctx
 	}
-	said := time.After(Patience)
+	said := time.After(pause.Patience)
 	for i := 0; i < len(mounts); {
 		point := mounts[i].Path
 		select {
