@@ -40,7 +40,7 @@ type judge struct {
 	list   []finding
 }
 
-// Judge judges a machine for a path and a GPU. Without a path (and without one in the snapshot) it judges the machine
+// Judge judges a machine for a path and a GPU. Without a path (and without one in the recording) it judges the machine
 // alone. It reads nothing but m.
 func Judge(m *Machine, name string, gpu int) *Report {
 	j := &judge{m: m, index: gpu, target: m.Target}
