@@ -57,7 +57,7 @@ func FuzzListing(f *testing.F) {
 			t.Errorf("of %d objects %d are shown and %d are problems", given, len(l.Objects), leftOut)
 		}
 		m := &Mount{listing: l, control: control.New(control.Options{})}
-		m.tree = newTree(m.root, sourceEntries(l, mountpoint.ControlName, m.adopt))
+		m.tree = newTree(m.root, sourceEntries(l, mountpoint.ControlName, m.opt.adopt))
 		sum := int64(0)
 		for _, o := range l.Objects {
 			if sum += o.Size; o.Size < 0 || sum < 0 {

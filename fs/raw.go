@@ -40,7 +40,7 @@ func (m *Mount) Lookup(cancel <-chan struct{}, header *fuse.InHeader, name strin
 	}
 	if child.kind == kindText && m.opt.Frozen {
 		var ok bool
-		if child, i, ok = m.snapshot(child, header); !ok { // nobody needs so many at a time
+		if child, i, ok = m.texts.show(child, header.Uid, m.handles.head.lives.Load()); !ok { // nobody needs so many at a time
 			return fuse.Status(syscall.EMFILE)
 		}
 		kept = 0
@@ -90,7 +90,7 @@ func (m *Mount) expand(ctx context.Context, n *node) error {
 		if err != nil || known {
 			return err
 		}
-		return m.recordGrown(g)
+		return appendGrown(m.journal, g)
 	})
 }
 
@@ -174,9 +174,6 @@ func (m *Mount) Readlink(_ <-chan struct{}, header *fuse.InHeader) ([]byte, fuse
 	}
 	return []byte(n.target), fuse.OK
 }
-
-// OpenDir is not needed: after one ENOSYS the kernel opens directories itself and keeps their listings.
-func (m *Mount) OpenDir(<-chan struct{}, *fuse.OpenIn, *fuse.OpenOut) fuse.Status { return fuse.ENOSYS }
 
 // ReadDir lists names only. The kernel asks for it where it does not want attributes.
 func (m *Mount) ReadDir(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
@@ -273,25 +270,3 @@ func (m *Mount) StatFs(_ <-chan struct{}, _ *fuse.InHeader, out *fuse.StatfsOut)
 	*out = fuse.StatfsOut{Blocks: total, Bfree: total, Bavail: total, Bsize: block, Frsize: block, Files: files, Ffree: files, NameLen: math.MaxUint8}
 	return fuse.OK
 }
-
-// Requests that would change the dataset get EROFS. The superblock cannot be mounted read-only, since the daemon makes its
-// control socket in it (see Mknod); sealReadOnly makes it so afterwards, where it may.
-
-const erofs = fuse.Status(syscall.EROFS)
-
-func (m *Mount) SetAttr(<-chan struct{}, *fuse.SetAttrIn, *fuse.AttrOut) fuse.Status { return erofs }
-func (m *Mount) Mkdir(<-chan struct{}, *fuse.MkdirIn, string, *fuse.EntryOut) fuse.Status {
-	return erofs
-}
-func (m *Mount) Unlink(<-chan struct{}, *fuse.InHeader, string) fuse.Status             { return erofs }
-func (m *Mount) Rmdir(<-chan struct{}, *fuse.InHeader, string) fuse.Status              { return erofs }
-func (m *Mount) Rename(<-chan struct{}, *fuse.RenameIn, string, string) fuse.Status     { return erofs }
-func (m *Mount) Link(<-chan struct{}, *fuse.LinkIn, string, *fuse.EntryOut) fuse.Status { return erofs }
-func (m *Mount) Symlink(<-chan struct{}, *fuse.InHeader, string, string, *fuse.EntryOut) fuse.Status {
-	return erofs
-}
-func (m *Mount) Create(<-chan struct{}, *fuse.CreateIn, string, *fuse.CreateOut) fuse.Status {
-	return erofs
-}
-func (m *Mount) Tmpfile(<-chan struct{}, *fuse.CreateIn, *fuse.CreateOut) fuse.Status { return erofs }
-func (m *Mount) Fallocate(<-chan struct{}, *fuse.FallocateIn) fuse.Status             { return erofs }
