@@ -116,7 +116,7 @@ func (m *Mount) Passthrough() (why string) { return m.backing.why() }
 func (m *Mount) Inherited() bool { return m.opt.Life.Adopts() }
 
 // ViewsID is the node id of .hbmfs/views, which the filesystem around lists.
-func (m *Mount) ViewsID() uint64 { return nodeID(m.viewsNumber()) }
+func (m *Mount) ViewsID() uint64 { return nodeID(m.tree.viewsNumber()) }
 
 // DropBranch forgets a branch that was removed.
 func (m *Mount) DropBranch(name string) { m.branches.drop(name) }

@@ -56,7 +56,7 @@ type branch struct {
 
 // child finds a name in a directory, nil where there is none.
 func (m *Mount) child(ctx context.Context, dir int, parent *node, name string) (*node, int, error) {
-	if m.opt.Top != nil && (dir == m.viewsNumber() || dir == rootNumber && name != mountpoint.ControlName) {
+	if m.opt.Top != nil && (dir == m.tree.viewsNumber() || dir == rootNumber && name != mountpoint.ControlName) {
 		b, err := m.branches.find(ctx, name)
 		if err != nil || b == nil {
 			return nil, 0, err
@@ -88,16 +88,16 @@ func (m *Mount) asNow(number int, dir *node) *node {
 
 // entryTimeout is how long the kernel may keep a name in a directory.
 func (m *Mount) entryTimeout(dir int) time.Duration {
-	if m.opt.Top != nil && (dir == rootNumber || dir == m.viewsNumber()) {
+	if m.opt.Top != nil && (dir == rootNumber || dir == m.tree.viewsNumber()) {
 		return branchTimeout
 	}
 	return timeout
 }
 
 // viewsNumber is the node of .hbmfs/views.
-func (m *Mount) viewsNumber() int {
-	top, _ := m.tree.find(m.tree.get(rootNumber).dir, mountpoint.ControlName)
-	_, i := m.tree.find(top.dir, "views")
+func (t *tree) viewsNumber() int {
+	top, _ := t.find(t.get(rootNumber).dir, mountpoint.ControlName)
+	_, i := t.find(top.dir, "views")
 	return i
 }
 

@@ -48,19 +48,19 @@ func (m *Mount) Lookup(cancel <-chan struct{}, header *fuse.InHeader, name strin
 	if child.kind == kindSocket && !m.control.Bound() {
 		return fuse.ENOENT // and not a miss to keep: it will be there
 	}
-	present, err := m.attr(ctx, child, &out.Attr)
+	present, err := child.attr(ctx, &out.Attr)
 	if err != nil {
 		return m.fail(child, "look up", err)
 	}
 	if present {
-		m.entry(child, i, out)
+		child.entry(i, out)
 		out.SetEntryTimeout(kept)
 	}
 	return fuse.OK
 }
 
 // entry fills in the rest of a lookup's answer once the attributes are there.
-func (m *Mount) entry(n *node, i int, out *fuse.EntryOut) {
+func (n *node) entry(i int, out *fuse.EntryOut) {
 	out.NodeId = nodeID(i)
 	out.Generation = 1
 	out.SetEntryTimeout(timeout)
@@ -119,7 +119,7 @@ func (m *Mount) nodeNumber(ctx context.Context, i int) (*node, error) {
 }
 
 // attr fills in a node's attributes. It reports false for a view that cannot be exact and therefore is not there.
-func (m *Mount) attr(ctx context.Context, n *node, out *fuse.Attr) (present bool, err error) {
+func (n *node) attr(ctx context.Context, out *fuse.Attr) (present bool, err error) {
 	mode, size, modTime := uint32(syscall.S_IFREG), int64(0), n.modTime
 	switch n.kind {
 	case kindDir:
@@ -155,7 +155,7 @@ func (m *Mount) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.At
 	if n == nil {
 		return status
 	}
-	present, err := m.attr(ctx, n, &out.Attr)
+	present, err := n.attr(ctx, &out.Attr)
 	if err != nil {
 		return m.fail(n, "stat", err)
 	}
@@ -189,14 +189,14 @@ func (m *Mount) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.D
 	return m.list(ctx, in, func(n *node, i int, e fuse.DirEntry) (bool, error) {
 		var attr fuse.Attr
 		if n != nil {
-			if present, err := m.attr(ctx, n, &attr); err != nil || !present {
+			if present, err := n.attr(ctx, &attr); err != nil || !present {
 				return true, err
 			}
 		}
 		slot := out.AddDirLookupEntry(e)
 		if slot != nil && n != nil && (n.kind != kindText || !m.opt.Frozen) {
 			slot.Attr = attr
-			m.entry(n, i, slot)
+			n.entry(i, slot)
 		}
 		return slot != nil, nil
 	})
