@@ -43,10 +43,10 @@ func (m *Mount) Mknod(cancel <-chan struct{}, in *fuse.MknodIn, name string, out
 	}
 	ctx := newRequest(cancel, &in.InHeader)
 	defer ctx.end()
-	if _, err := m.attr(ctx, n, &out.Attr); err != nil {
+	if _, err := n.attr(ctx, &out.Attr); err != nil {
 		return m.fail(n, "make", err)
 	}
-	m.entry(n, i, out)
+	n.entry(i, out)
 	return fuse.OK
 }
 
