@@ -59,7 +59,7 @@ type Options struct {
 
 // Remote is the origin and the cache of a source that does not lie in local files. Either may be nil.
 type Remote struct {
-	Origin func() status.Origin
+	Origin func() status.OriginTotals
 	Cache  Cache
 }
 
