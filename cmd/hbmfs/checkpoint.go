@@ -31,7 +31,7 @@ then the draft gets the checkpoint's name. A job that is killed leaves a draft, 
 
 Any program may read the files, and copy or move whole checkpoints. Writers, meanwhile, are not disturbed.`,
 	}
-	addCommands(cmd, newCheckpointListCommand(), newCheckpointVerifyCommand(), newCheckpointRemoveCommand(), newCheckpointCleanCommand(), newCheckpointDrainCommand())
+	addCommands(cmd, newCheckpointMountCommand(), newCheckpointListCommand(), newCheckpointVerifyCommand(), newCheckpointRemoveCommand(), newCheckpointCleanCommand(), newCheckpointDrainCommand())
 	return cmd
 }
 

@@ -57,7 +57,7 @@ func TestCheckpointCommands(t *testing.T) {
 		{[]string{"ls", dir}, exitOK, []string{"NAME     STATE     PART  FILES  SIZE  CREATED", "step_9   complete  2/2   1      4 B", "file \"weights\": it has 5 bytes, 6 were published",
 			"step_12  damaged", "step_20  in work                      process", "step_8   leftover                     its writer has ended", "step_7   leftover                     it is half removed"}},
 		{[]string{"ls", at("none")}, exitFailed, []string{"no such file"}},
-		{[]string{"ls"}, exitUsage, []string{"it takes 1 arguments"}},
+		{[]string{"ls"}, exitUsage, []string{"it takes 1 argument, not 0"}},
 		{[]string{"verify"}, exitUsage, []string{"name the checkpoints"}},
 		{[]string{"verify", at("step_9")}, exitOK, []string{"step_9: 1 files, of which 4 B are right", "0 damaged"}},
 		{[]string{"verify", at("step_9"), at("step_10")}, exitProblems, []string{"1 damaged\n  file \"weights\", chunk 0, 3 bytes from 0 on: crc32c is 06416707, b833f1cf was published"}},
