@@ -63,6 +63,8 @@ func TestCheckpointCommands(t *testing.T) {
 		{[]string{"verify", at("step_9"), at("step_10")}, exitProblems, []string{"1 damaged\n  file \"weights\", chunk 0, 3 bytes from 0 on: crc32c is 06416707, b833f1cf was published"}},
 		{[]string{"verify", at("step_11")}, exitProblems, []string{"it has 5 bytes, 6 were published"}},
 		{[]string{"verify", at("step_12")}, exitProblems, []string{"its end or its checksum is not what was published"}},
+		{[]string{"verify", dir}, exitProblems, []string{"step_9: 1 files, of which 4 B are right", "step_10: ", "it has 5 bytes, 6 were published", "its end or its checksum is not what was published"}},
+		{[]string{"verify", at("none")}, exitFailed, []string{"no such file"}},
 		{[]string{"verify", at("else")}, exitFailed, []string{"is no checkpoint of hbmfs's"}},
 		{[]string{"rm", at("else")}, exitFailed, []string{"remove it by other means"}},
 		{[]string{"rm", at("step_20")}, exitFailed, []string{"no such file"}},
