@@ -45,7 +45,13 @@ var rules = []struct {
 		if s.comment {
 			return 0
 		}
-		return len(commits.FindAllString(s.text, -1))
+		n := 0
+		for _, word := range hexWords.FindAllString(s.text, -1) {
+			if strings.ContainsAny(word, "0123456789") && strings.ContainsAny(word, "abcdef") {
+				n++
+			}
+		}
+		return n
 	}},
 }
 
@@ -53,7 +59,7 @@ const longest = 25
 
 var (
 	whatWords = regexp.MustCompile(`(?i)\b(what|whatever|whoever|whomever)\b|(?:^|[;,:] )(?-i:Who)\b`)
-	commits   = regexp.MustCompile(`\b(?:[0-9]+[a-f]|[a-f]+[0-9])[0-9a-f]{5,38}\b`)
+	hexWords  = regexp.MustCompile(`\b[0-9a-f]{7,40}\b`)
 )
 
 func main() {
