@@ -24,6 +24,8 @@ STATIC  = CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false $(if $(TAGS),-tags
 LDFLAGS = -s -w -X github.com/hbmfs/hbmfs/internal/text/cli.version=$(VERSION)
 LINT    = $(CACHE)/golangci-lint
 PROSE   = $(CACHE)/prose
+# The pages that people write: commands.md is made of --help.
+PAGES   = README.md ARCHITECTURE.md CONTRIBUTING.md $(filter-out docs/reference/commands.md,$(wildcard docs/*.md docs/*/*.md))
 VENV    = $(CACHE)/venv
 PEERS   = $(CACHE)/venv-peers
 S3      = $(CACHE)/s3server
@@ -131,7 +133,7 @@ test-gpu: build lib ## On a machine with an NVIDIA GPU: test every path in HBM, 
 
 lint: $(LINT) $(PROSE) ## Run golangci-lint, which also enforces who may import whom, and the rules of prose
 	$(LINT) run ./...
-	$(PROSE) README.md docs
+	$(PROSE) $(PAGES)
 
 # The linter is a module of its own, so that its dependencies never become ours.
 $(LINT): tools/go.mod tools/go.sum | go

@@ -29,7 +29,8 @@ var (
 	code     = regexp.MustCompile("``[^`]+``|`[^`]+`")
 	emphasis = regexp.MustCompile(`\*\*|__`)
 	word     = regexp.MustCompile(`[\pL\pN]`)
-	end      = regexp.MustCompile(`[.!?:;]["')]*(?:\s+|$)`)
+	end      = regexp.MustCompile(`[.!?]["')*]*(?:\s+|$)`)
+	message  = regexp.MustCompile(`^\*\*[A-Z_]+\*\* \(`) // the layout of a message is no sentence
 	short    = regexp.MustCompile(`(?:^|[\s(])(?:e\.g|i\.e|etc|vs|cf|No|[A-Z])\.\s*$`)
 )
 
@@ -167,12 +168,15 @@ func paragraphs(text string, line int) []block {
 	return blocks
 }
 
-// sentences end at a full stop, and at colons and semicolons too, since a list of clauses reads as several sentences.
+// sentences divides blocks at full stops, question marks and exclamation marks.
 func sentences(blocks []block) []sentence {
 	var all []sentence
 	for _, b := range blocks {
+		if message.MatchString(strings.TrimSpace(b.text)) {
+			continue
+		}
 		text := link.ReplaceAllString(b.text, "$1")
-		text = code.ReplaceAllString(text, "X")
+		text = code.ReplaceAllString(text, "code") // a single letter and a full stop would be an initial
 		text = emphasis.ReplaceAllString(text, "")
 		start := 0
 		add := func(to int) {
@@ -189,11 +193,9 @@ func sentences(blocks []block) []sentence {
 			}
 		}
 		for _, at := range end.FindAllStringIndex(text, -1) {
-			stop := text[at[0]]
-			if stop == ';' || stop == ':' || short.MatchString(text[:at[0]+1]) {
-				continue
+			if !short.MatchString(text[:at[0]+1]) {
+				add(at[1])
 			}
-			add(at[1])
 		}
 		add(len(text))
 	}
