@@ -143,6 +143,7 @@ $(LINT): tools/go.mod tools/go.sum | go
 
 $(PROSE): $(wildcard tools/prose/*) | go
 	@mkdir -p $(CACHE)
+	CGO_ENABLED=0 $(GO) -C tools/prose test .
 	CGO_ENABLED=0 $(GO) -C tools/prose build -buildvcs=false -o $(abspath $(PROSE)) .
 
 docs: ## Build the site of docs/ in .cache/site; a link that leads nowhere fails
