@@ -148,7 +148,7 @@ $(PROSE): $(wildcard tools/prose/*) | go
 
 docs: ## Build the site of docs/ in .cache/site; a link that leads nowhere fails
 	@tools/venv.sh $(CACHE)/venv-docs tools/site/requirements.txt
-	NO_MKDOCS_2_WARNING=1 $(CACHE)/venv-docs/bin/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(CACHE)/venv-docs/bin/mkdocs build
 
 # The S3 server of the tests is a module of its own for the same reason.
 $(S3): $(wildcard tests/suites/origins/s3server/*) | go
