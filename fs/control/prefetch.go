@@ -1,4 +1,4 @@
-package fs
+package control
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/fs/storage"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -17,7 +18,7 @@ import (
 // queue is bounded, so that a request never waits.
 type prefetcher struct {
 	queue *announcements
-	cache Cache        // set before use; nil for none
+	cache Cache        // nil for none
 	bytes atomic.Int64 // that the kernel and the cache were told of
 
 	mu     sync.Mutex // guards the fields below
@@ -41,9 +42,9 @@ type planner struct {
 // User tells the cache whose plan it is.
 func (r planner) User() uint32 { return r.uid }
 
-func newPrefetcher() *prefetcher {
+func newPrefetcher(cache Cache) *prefetcher {
 	const pending = 128 // announcements, of 200 KiB at most
-	return &prefetcher{queue: newAnnouncements(pending), byFile: map[int][]planner{}}
+	return &prefetcher{queue: newAnnouncements(pending), cache: cache, byFile: map[int][]planner{}}
 }
 
 // runsPerAnnouncement bounds the work of one: a message may name all of an irregular file a thousand times.
@@ -70,12 +71,12 @@ func (p *prefetcher) add(reader planner, a announcement) bool {
 	var bytes int64
 	anyLocal := false
 	for r := range a.runs {
-		s := storageOf(r.Object)
-		if s.segmented == nil {
-			anyLocal = anyLocal || s.local != nil
+		s := storage.Of(r.Object)
+		if s.Segmented == nil {
+			anyLocal = anyLocal || s.Local != nil
 			continue
 		}
-		if r.Stride-r.Length <= worthFetching {
+		if r.Stride-r.Length <= storage.WorthFetching {
 			r.Length, r.Count = (r.Count-1)*r.Stride+r.Length, 1
 		}
 		runs, bytes = append(runs, r), bytes+r.Count*r.Length
@@ -143,7 +144,7 @@ func (p *prefetcher) advise(ctx context.Context, a announcement) {
 		if ctx.Err() != nil {
 			return
 		}
-		origin := storageOf(r.Object).local
+		origin := storage.Of(r.Object).Local
 		if origin == nil {
 			continue
 		}
@@ -161,6 +162,3 @@ func (p *prefetcher) advise(ctx context.Context, a announcement) {
 		done()
 	}
 }
-
-// worthFetching is the largest gap between pieces, bytes, that is fetched with them: a request of its own costs as much.
-const worthFetching = 1 << 20

@@ -1,4 +1,4 @@
-package fs
+package control
 
 import (
 	"context"
@@ -13,7 +13,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/hanwen/go-fuse/v2/fuse"
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
@@ -21,48 +20,15 @@ import (
 	"github.com/hbmfs/hbmfs/internal/mounts/mountpoint"
 )
 
-// Ready is closed once Serve has made the control socket, or has logged why it cannot. Readers need not wait for it.
-func (m *Mount) Ready() <-chan struct{} { return m.control.settled }
-
-// serveControl runs the socket and the prefetcher until ctx ends. Without a socket the mount works all the same, and the
-// status says why there is none.
-func (m *Mount) serveControl(ctx context.Context) {
-	var parts sync.WaitGroup
-	defer parts.Wait()
-	parts.Go(func() { m.control.prefetch.run(ctx) })
-	device, err := m.listenForReaders(ctx)
-	m.judgeFrozen()
-	close(m.control.settled)
-	if err != nil {
-		m.control.disable(err.Error())
-		m.opt.Life.Drop(keptControl) // of a mount that was taken away meanwhile: it would keep the filesystem
-		if ctx.Err() == nil {
-			m.log.Warn("there is no control socket: readers cannot pass by FUSE", "reason", err)
-		}
-		return
-	}
-	inTree, stop := context.WithCancel(ctx) // a name of its own: the prefetcher still reads ctx
-	defer stop()
-	parts.Go(func() { // ends with inTree
-		defer stop()
-		if err := untilUnmounted(inTree, device); err != nil {
-			m.log.Error("the mount table cannot be watched, so the control socket is closed", "error", err)
-		}
-	})
-	m.accept(inTree, m.control.listener)
-	m.control.disable("the mount was taken out of the tree")
-	m.opt.Life.Drop(keptControl) // it would keep the filesystem
-}
-
-// listenForReaders makes the control socket, or takes that of the daemon before: it cannot be made again in the sealed superblock.
-func (m *Mount) listenForReaders(ctx context.Context) (device string, err error) {
-	info, err := mountpoint.At(m.point)
+// listen makes the control socket, or takes that of the daemon before: it cannot be made again in the sealed superblock.
+func (s *Server) listen(ctx context.Context) (device string, err error) {
+	info, err := mountpoint.At(s.opt.Point)
 	if err != nil || info == nil {
 		return "", errors.Join(errors.New("the mount is not in the mount table"), err)
 	}
 	var listener net.Listener
-	if m.opt.Life.Adopts() {
-		f := m.opt.Life.Took(keptControl)
+	if s.opt.Life.Adopts() {
+		f := s.opt.Life.Took(keptControl)
 		if f == nil {
 			return "", errors.New("the daemon before had none")
 		}
@@ -70,21 +36,15 @@ func (m *Mount) listenForReaders(ctx context.Context) (device string, err error)
 		listener, err = net.FileListener(f)
 		_ = f.Close() // the listener has its own
 	} else {
-		listener, err = m.bindControl(ctx)
-		if m.opt.Top != nil { // it is written
-			return m.heard(info, listener, err)
-		}
-		if sealErr := sealReadOnly(m.point); sealErr != nil && ctx.Err() == nil {
-			m.log.Debug("the superblock stays writable, though nothing in it is", "reason", sealErr)
+		listener, err = s.bindControl(ctx)
+		if s.opt.Drafts == nil { // otherwise it is written
+			if sealErr := sealReadOnly(s.opt.Point); sealErr != nil && ctx.Err() == nil {
+				s.opt.Log.Debug("the superblock stays writable, though nothing in it is", "reason", sealErr)
+			}
 		}
 	}
-	return m.heard(info, listener, err)
-}
-
-// heard takes a listener, if there is one.
-func (m *Mount) heard(info *mountinfo.Info, listener net.Listener, err error) (string, error) {
 	if err == nil {
-		m.control.listener = listener.(*net.UnixListener)
+		s.listener = listener.(*net.UnixListener)
 	}
 	return fmt.Sprintf("%d:%d", info.Major, info.Minor), err
 }
@@ -111,20 +71,20 @@ const backlog = 128
 //
 // A bound socket keeps the mount busy through which it was bound. So the helper binds it through a mount that nobody else
 // sees. The socket then keeps the filesystem alive: untilUnmounted says when to close it.
-func (m *Mount) bindControl(ctx context.Context) (net.Listener, error) {
+func (s *Server) bindControl(ctx context.Context) (net.Listener, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
 	}
 	socket := os.NewFile(uintptr(fd), mountpoint.SocketName)
 	defer func() { _ = socket.Close() }() // the listener has its own
-	m.control.binding.Store(true)
+	s.binding.Store(true)
 	if os.Geteuid() == 0 {
-		err = m.bindByClone(ctx, socket)
+		err = s.bindByClone(ctx, socket)
 	} else {
-		err = m.bindForUser(ctx, socket)
+		err = s.bindForUser(ctx, socket)
 	}
-	m.control.binding.Store(false)
+	s.binding.Store(false)
 	if err != nil {
 		return nil, err
 	}
@@ -136,17 +96,17 @@ func (m *Mount) bindControl(ctx context.Context) (net.Listener, error) {
 }
 
 // bindByClone lets the helper bind the socket in a private clone of the mount.
-func (m *Mount) bindByClone(ctx context.Context, socket *os.File) error {
-	fd, err := unix.OpenTree(unix.AT_FDCWD, m.point, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+func (s *Server) bindByClone(ctx context.Context, socket *os.File) error {
+	fd, err := unix.OpenTree(unix.AT_FDCWD, s.opt.Point, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 	if err != nil {
 		return fmt.Errorf("cloning the mount for it needs CAP_SYS_ADMIN and Linux 5.12: %w", err)
 	}
-	tree := os.NewFile(uintptr(fd), m.point)
+	tree := os.NewFile(uintptr(fd), s.opt.Point)
 	defer func() { _ = tree.Close() }() // the socket keeps what it needs
 	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Propagation: unix.MS_PRIVATE}); err != nil {
 		return fmt.Errorf("make the clone of the mount private: %w", err)
 	}
-	said, err := m.runHelper(ctx, fmt.Sprintf("/proc/self/fd/%d", HelperFD+1), nil, socket, tree)
+	said, err := s.runHelper(ctx, fmt.Sprintf("/proc/self/fd/%d", helperFD+1), nil, socket, tree)
 	if err != nil {
 		return fmt.Errorf("the helper failed: %w: %s", err, said)
 	}
@@ -168,8 +128,8 @@ func bindIn(at int, path string, fd int) error {
 
 // bindForUser runs the helper in a user namespace, where an ordinary user may have a mount namespace. The namespace ends
 // with the helper; its copy of the mount stays for the socket alone.
-func (m *Mount) bindForUser(ctx context.Context, socket *os.File) error {
-	said, err := m.runHelper(ctx, m.point, &syscall.SysProcAttr{
+func (s *Server) bindForUser(ctx context.Context, socket *os.File) error {
+	said, err := s.runHelper(ctx, s.opt.Point, &syscall.SysProcAttr{
 		Cloneflags:  unix.CLONE_NEWUSER | unix.CLONE_NEWNS,
 		UidMappings: []syscall.SysProcIDMap{{ContainerID: os.Geteuid(), HostID: os.Geteuid(), Size: 1}},
 		GidMappings: []syscall.SysProcIDMap{{ContainerID: os.Getegid(), HostID: os.Getegid(), Size: 1}},
@@ -189,8 +149,8 @@ const helperTime = 10 * time.Second
 
 // runHelper runs a process that binds the socket in the mount at point. The daemon must not do that itself: a daemon that
 // is killed while it waits for its own answer never ends. Its waiting thread keeps the connection to the kernel.
-func (m *Mount) runHelper(ctx context.Context, point string, attr *syscall.SysProcAttr, files ...*os.File) (said string, err error) {
-	if len(m.opt.Helper) == 0 {
+func (s *Server) runHelper(ctx context.Context, point string, attr *syscall.SysProcAttr, files ...*os.File) (said string, err error) {
+	if len(s.opt.Helper) == 0 {
 		return "", errors.New("there is no helper that binds it")
 	}
 	// For the same reason the helper must not inherit that connection, which go-fuse opens without O_CLOEXEC.
@@ -199,39 +159,28 @@ func (m *Mount) runHelper(ctx context.Context, point string, attr *syscall.SysPr
 	}
 	ctx, cancel := context.WithTimeout(ctx, helperTime)
 	defer cancel()
-	helper := exec.CommandContext(ctx, m.opt.Helper[0], append(m.opt.Helper[1:], point)...)
+	helper := exec.CommandContext(ctx, s.opt.Helper[0], append(s.opt.Helper[1:], point)...)
 	helper.ExtraFiles = files
 	helper.SysProcAttr = attr
 	out, err := helper.CombinedOutput()
 	return strings.TrimSpace(string(out)), err
 }
 
-// HelperFD is the descriptor of the socket in the command that Options.Helper names.
-const HelperFD = 3
+// helperFD is the descriptor of the socket in the command that [Options] name as Helper.
+const helperFD = 3
 
 // Bind is the work of that command: it binds the socket in the mount that it sees at point.
 func Bind(point string) error {
-	return bindIn(unix.AT_FDCWD, point+"/"+mountpoint.ControlName, HelperFD)
+	return bindIn(unix.AT_FDCWD, point+"/"+mountpoint.ControlName, helperFD)
 }
 
-// Mknod makes the control socket when this process binds it, and nothing else, ever.
-func (m *Mount) Mknod(cancel <-chan struct{}, in *fuse.MknodIn, name string, out *fuse.EntryOut) fuse.Status {
-	parent := m.tree.get(number(in.NodeId))
-	if parent == nil || parent.dir == nil || name != mountpoint.SocketName || in.Mode&syscall.S_IFMT != syscall.S_IFSOCK || int(in.Uid) != os.Geteuid() {
-		return erofs
+// Binds reports whether a request to make the control socket is this daemon's, once. From then on the socket is there.
+func (s *Server) Binds() bool {
+	if !s.binding.CompareAndSwap(true, false) {
+		return false
 	}
-	n, i := m.tree.find(parent.dir, name)
-	if n == nil || n.kind != kindSocket || !m.control.binding.CompareAndSwap(true, false) {
-		return erofs
-	}
-	m.control.bound.Store(true)
-	ctx := newRequest(cancel, &in.InHeader)
-	defer ctx.end()
-	if _, err := m.attr(ctx, n, &out.Attr); err != nil {
-		return m.fail(n, "make", err)
-	}
-	m.entry(n, i, out)
-	return fuse.OK
+	s.bound.Store(true)
+	return true
 }
 
 // settle bounds how often the mount table is parsed on a machine that mounts and unmounts all day.
@@ -280,10 +229,10 @@ func untilUnmounted(ctx context.Context, device string) error {
 const endTime = 3 * time.Second
 
 // accept accepts connections until ctx ends, and then ends them.
-func (m *Mount) accept(ctx context.Context, listener net.Listener) {
+func (s *Server) accept(ctx context.Context, listener net.Listener) {
 	defer context.AfterFunc(ctx, func() { _ = listener.Close() })()
 	var sessions sync.WaitGroup
-	defer m.awaitSessions(&sessions)
+	defer s.awaitSessions(&sessions)
 	for {
 		c, err := listener.Accept()
 		if err != nil {
@@ -298,17 +247,17 @@ func (m *Mount) accept(ctx context.Context, listener net.Listener) {
 			}
 			continue
 		}
-		s, err := m.newSession(c.(*net.UnixConn))
+		k, err := s.newSession(c.(*net.UnixConn))
 		if err != nil {
 			_ = c.Close() // the peer has been told why, if it reads
 			continue
 		}
-		sessions.Go(func() { s.run(ctx) })
+		sessions.Go(func() { k.run(ctx) })
 	}
 }
 
 // awaitSessions waits until all have ended, or endTime is over.
-func (m *Mount) awaitSessions(sessions *sync.WaitGroup) {
+func (s *Server) awaitSessions(sessions *sync.WaitGroup) {
 	ended := make(chan struct{})
 	go func() { // ends with the sessions, or the process
 		defer close(ended)
@@ -317,6 +266,6 @@ func (m *Mount) awaitSessions(sessions *sync.WaitGroup) {
 	select {
 	case <-ended:
 	case <-time.After(endTime):
-		m.log.Error("connections wait in the kernel for descriptors that their peers have sent along: they end with this process")
+		s.opt.Log.Error("connections wait in the kernel for descriptors that their peers have sent along: they end with this process")
 	}
 }

@@ -1,4 +1,4 @@
-package fs
+package control
 
 import (
 	"errors"
@@ -91,16 +91,16 @@ func peerGroups(fd uintptr) ([]uint32, error) {
 	}
 }
 
-// may reports whether the peer has the rights of one class, 4 to read and 1 to enter: as the owner, or else as one of the
+// May reports whether the peer has the rights of one class, 4 to read and 1 to enter: as the owner, or else as one of the
 // group, or else as anybody. The first class that fits decides, as in acl_permission_check of Linux.
-func (p *peer) may(n *node, rights uint16) bool {
+func (p *peer) May(uid, gid uint32, perm, rights uint16) bool {
 	switch {
-	case p.uid == n.uid:
+	case p.uid == uid:
 		rights <<= 6
-	case p.gid == n.gid || slices.Contains(p.groups, n.gid):
+	case p.gid == gid || slices.Contains(p.groups, gid):
 		rights <<= 3
 	}
-	return n.perm&rights == rights || p.process.passesAll()
+	return perm&rights == rights || p.process.passesAll()
 }
 
 // process is a process of root. Root gets past permissions by capabilities alone. A container may have none, and they count

@@ -1,4 +1,4 @@
-package fs
+package control
 
 import (
 	"cmp"
@@ -45,38 +45,38 @@ const (
 const others = "(others)"
 
 // join counts a connection whose peer has said HELLO.
-func (c *channel) join(name string, r readerID) *usage {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+func (s *Server) join(name string, r readerID) *usage {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if name == "" {
 		name = "(unnamed)"
 	}
 	k := client{r.uid, name}
-	if c.usages[k] == nil && !c.names.Reserve(r.uid, 1) {
+	if s.usages[k] == nil && !s.names.Reserve(r.uid, 1) {
 		k = client{name: others}
 	}
-	u := c.usages[k]
+	u := s.usages[k]
 	if u == nil {
 		u = &usage{moved: map[choice]amount{}}
-		c.usages[k] = u
+		s.usages[k] = u
 	}
 	u.connections++
 	if r.number != 0 {
-		c.readers[r]++
+		s.readers[r]++
 	}
 	return u
 }
 
 // leave is the end of a connection that has joined.
-func (c *channel) leave(u *usage, r readerID) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+func (s *Server) leave(u *usage, r readerID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	u.connections--
 	if r.number == 0 {
 		return
 	}
-	if c.readers[r]--; c.readers[r] == 0 {
-		delete(c.readers, r)
+	if s.readers[r]--; s.readers[r] == 0 {
+		delete(s.readers, r)
 	}
 }
 
@@ -85,11 +85,11 @@ func (c *channel) leave(u *usage, r readerID) {
 const readersOfOthers = 16
 
 // countReaders returns how many readers are connected, as a reader of uid counts them.
-func (c *channel) countReaders(uid uint32) (n uint32) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+func (s *Server) countReaders(uid uint32) (n uint32) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	of := map[uint32]uint32{}
-	for r := range c.readers {
+	for r := range s.readers {
 		if of[r.uid]++; r.uid == uid || of[r.uid] <= readersOfOthers {
 			n++
 		}
@@ -98,9 +98,9 @@ func (c *channel) countReaders(uid uint32) (n uint32) {
 }
 
 // report adds a report to a client's sums, which stop at the largest number.
-func (c *channel) report(u *usage, moved []control.Moved) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+func (s *Server) report(u *usage, moved []control.Moved) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	for _, m := range moved {
 		k := choice{m.Path, m.Reason}
 		if _, known := u.moved[k]; !known && len(u.moved) >= usageChoice {
@@ -118,9 +118,9 @@ func (u *usage) add(k choice, a amount) {
 }
 
 // byName sums up the usage of all users under each name.
-func (c *channel) byName() map[string]*usage {
+func (s *Server) byName() map[string]*usage {
 	all := map[string]*usage{}
-	for of, u := range c.usages {
+	for of, u := range s.usages {
 		sum := all[of.name]
 		if sum == nil {
 			sum = &usage{moved: map[choice]amount{}}
@@ -136,28 +136,28 @@ func (c *channel) byName() map[string]*usage {
 
 // admit counts a connection of uid in, or says why not; me is the daemon's user. An ordinary user's daemon cannot open
 // descriptors on a read-only mount, as root's does. So it gives them only to its own user, who can open the files anyway.
-func (c *channel) admit(me, uid uint32) *control.Refusal {
+func (s *Server) admit(me, uid uint32) *control.Refusal {
 	switch {
 	case me != 0 && uid != me:
-		c.turnAway()
+		s.turnAway()
 		return &control.Refusal{Errno: syscall.EACCES, Text: fmt.Sprintf("this is the mount of user %d, which serves readers of that user alone: let root mount it for all", me)}
-	case !c.sessions.Reserve(uid, 1):
-		c.turnAway()
-		return &control.Refusal{Errno: syscall.EAGAIN, Text: fmt.Sprintf("too many connections: at most %d of a user and %d in all", c.sessions.Each(), c.sessions.Limit())}
+	case !s.sessions.Reserve(uid, 1):
+		s.turnAway()
+		return &control.Refusal{Errno: syscall.EAGAIN, Text: fmt.Sprintf("too many connections: at most %d of a user and %d in all", s.sessions.Each(), s.sessions.Limit())}
 	}
 	return nil
 }
 
-func (c *channel) turnAway() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.turnedAway++
+func (s *Server) turnAway() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.turnedAway++
 }
 
-func (c *channel) disable(why string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.off = why
+func (s *Server) disable(why string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.off = why
 }
 
 // status is the usage as the status shows it.
@@ -175,21 +175,21 @@ func (u *usage) status(name string) status.Client {
 	return s
 }
 
-func (m *Mount) controlStatus() status.Control {
-	c := m.control
-	s := status.Control{Leases: c.leases.Booked(), Connections: int(c.sessions.Booked()), Refused: c.refused.Load(), PrefetchedBytes: c.prefetch.bytes.Load(), Clients: []status.Client{}}
-	s.Tickets, s.Issued = c.tickets.counts()
-	if err := m.readOnlyMount(); err != nil {
-		s.WhyNot = err.Error()
+// Status is the control channel in the status.
+func (s *Server) Status() status.Control {
+	all := status.Control{Leases: s.leases.Booked(), Connections: int(s.sessions.Booked()), Refused: s.refused.Load(), PrefetchedBytes: s.prefetch.bytes.Load(), Clients: []status.Client{}}
+	all.Tickets, all.Issued = s.tickets.counts()
+	if err := s.opt.Mount.ReadOnly(); err != nil {
+		all.WhyNot = err.Error()
 	}
-	s.ReadOnly = s.WhyNot == ""
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	s.On, s.Why = c.off == "" && c.bound.Load(), c.off
-	s.TurnedAway, s.Readers = c.turnedAway, len(c.readers)
-	for name, u := range c.byName() {
-		s.Clients = append(s.Clients, u.status(name))
+	all.ReadOnly = all.WhyNot == ""
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all.On, all.Why = s.off == "" && s.bound.Load(), s.off
+	all.TurnedAway, all.Readers = s.turnedAway, len(s.readers)
+	for name, u := range s.byName() {
+		all.Clients = append(all.Clients, u.status(name))
 	}
-	slices.SortFunc(s.Clients, func(a, b status.Client) int { return strings.Compare(a.Name, b.Name) })
-	return s
+	slices.SortFunc(all.Clients, func(a, b status.Client) int { return strings.Compare(a.Name, b.Name) })
+	return all
 }

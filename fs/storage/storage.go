@@ -1,31 +1,35 @@
-package fs
+// Package storage asks an origin where the bytes of an object lie: in a file of this machine, in segments of a cache, or elsewhere.
+package storage
 
 import (
 	"context"
+	"os"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// storage says where the bytes of an object lie. Fields are nil where they do not apply; all are for bytes that hbmfs makes.
-type storage struct {
-	local     local     // the object is a file of this machine: of the source, or a segment of a cache
-	segmented segmented // a cache keeps the object in segments
-	segment   pinner    // the object is such a segment
+// Storage says where the bytes of an object lie. Fields are nil where they do not apply; all are for bytes that hbmfs makes.
+type Storage struct {
+	Local     Local     // the object is a file of this machine: of the source, or a segment of a cache
+	Segmented Segmented // a cache keeps the object in segments
+	Segment   Segment   // the object is such a segment
 }
 
-// storageOf asks the origin of an object, which nothing else does.
-func storageOf(o *layout.Object) (s storage) {
+// Of asks the origin of an object, which nothing else does.
+func Of(o *layout.Object) (s Storage) {
 	if o.Synthesized() {
-		return storage{}
+		return Storage{}
 	}
-	s.local, _ = o.Origin.(local)
-	s.segmented, _ = o.Origin.(segmented)
-	s.segment, _ = o.Origin.(pinner)
+	s.Local, _ = o.Origin.(Local)
+	s.Segmented, _ = o.Origin.(Segmented)
+	s.Segment, _ = o.Origin.(Segment)
 	return s
 }
 
-// local is an origin whose objects are files of this machine, which the kernel can read without this process.
-type local interface {
+// Local is an origin whose objects are files of this machine, which the kernel can read without this process.
+type Local interface {
 	// OpenObject opens o with a file description of its own, checked to be the listed version.
 	OpenObject(ctx context.Context, o *layout.Object) (fd int, err error)
 	// OpenForOthers is OpenObject for another process.
@@ -36,8 +40,8 @@ type local interface {
 	StillGrants(o *layout.Object, fd int) error
 }
 
-// segmented is an origin whose objects lie in segments: local files that a cache fetches, evicts and fetches again.
-type segmented interface {
+// Segmented is an origin whose objects lie in segments: local files that a cache fetches, evicts and fetches again.
+type Segmented interface {
 	// Lies returns the segment that has the byte at off of o, the byte's place in it, and how many bytes lie there from it
 	// on. Where the byte is not local, file is nil, and n counts the bytes that are not local either.
 	Lies(o *layout.Object, off int64) (file *layout.Object, at, n int64)
@@ -52,8 +56,22 @@ type segmented interface {
 	Here(o *layout.Object, off, n int64) (here, settling int64)
 }
 
-// pinner is the origin of segments.
-type pinner interface {
+// Segment is the origin of segments.
+type Segment interface {
 	// Hold keeps a segment from eviction until release.
 	Hold(file *layout.Object) (release func())
+}
+
+// StillGrants checks that an open file still grants a user what the mount shows, and closes it otherwise. For the daemon's
+// own user the kernel has checked that at open.
+func StillGrants(uid uint32, o *layout.Object, fd int) (int, error) {
+	s := Of(o)
+	if s.Local == nil || uid == uint32(os.Geteuid()) {
+		return fd, nil
+	}
+	if err := s.Local.StillGrants(o, fd); err != nil {
+		_ = unix.Close(fd) // opened for reading: nothing is lost
+		return -1, err
+	}
+	return fd, nil
 }

@@ -1,4 +1,4 @@
-package fs
+package control
 
 import (
 	"context"
@@ -51,18 +51,18 @@ func (c *changes) open(before *os.File) (err error) {
 }
 
 // openChanges makes ready to tell of changes, where the source is no checkpoint volume: what was published there does not change.
-func (m *Mount) openChanges(before *os.File) {
-	if m.opt.Top != nil {
+func (s *Server) openChanges(before *os.File) {
+	if s.opt.Drafts != nil {
 		return
 	}
-	c := &m.control.changes
-	c.told = m.tellChanges
+	c := &s.changes
+	c.told = s.tellChanges
 	err := c.open(before)
-	if err == nil && before == nil && m.opt.Life.Adopts() { // the daemon before was an older program
-		err = m.opt.Life.Keep(keptChanges, c.file)
+	if err == nil && before == nil && s.opt.Life.Adopts() { // the daemon before was an older program
+		err = s.opt.Life.Keep(keptChanges, c.file)
 	}
 	if err != nil {
-		m.log.Warn("readers past FUSE look at their files by themselves", "error", err)
+		s.opt.Log.Warn("readers past FUSE look at their files by themselves", "error", err)
 	}
 }
 
@@ -191,9 +191,9 @@ func (c *changes) from(first uint64, most int) (list []cache.Change, more bool) 
 }
 
 // tellChanges logs what has changed.
-func (m *Mount) tellChanges(list []cache.Change) {
+func (s *Server) tellChanges(list []cache.Change) {
 	first := list[0]
-	m.log.Warn("files of the source have changed: readers get errors for them", "files", len(list), "first", first.Object.Name, "how", control.ChangeKind(first.Kind).String())
+	s.opt.Log.Warn("files of the source have changed: readers get errors for them", "files", len(list), "first", first.Object.Name, "how", control.ChangeKind(first.Kind).String())
 }
 
 // changesAtOnce bounds the entries that one answer looks at.
@@ -205,7 +205,7 @@ func (s *session) changes(ctx context.Context, payload []byte, a *answer) error 
 	if err != nil {
 		return err
 	}
-	c := &s.channel.changes
+	c := &s.server.changes
 	if c.file == nil {
 		return errProtocol // WELCOME did not offer it
 	}
@@ -224,7 +224,7 @@ func (s *session) changes(ctx context.Context, payload []byte, a *answer) error 
 			said.Withheld++
 		} else if said.Room(name) {
 			said.List = append(said.List, control.Change{
-				Object: s.channel.objects.id(change.Object), Kind: control.ChangeKind(change.Kind), Ago: time.Duration(max(0, now-change.Since)), Name: name,
+				Object: s.server.objects.id(change.Object), Kind: control.ChangeKind(change.Kind), Ago: time.Duration(max(0, now-change.Since)), Name: name,
 			})
 		} else {
 			said.More = true
@@ -238,10 +238,10 @@ func (s *session) changes(ctx context.Context, payload []byte, a *answer) error 
 
 // watchChanges gives the connection the counter, to read.
 func (s *session) watchChanges(a *answer) error {
-	c := &s.channel.changes
+	c := &s.server.changes
 	if !s.watches {
 		s.watches = true
-		c.begin(s.channel.objects.all)
+		c.begin(s.server.objects.all)
 	}
 	fd, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", c.file.Fd()), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {

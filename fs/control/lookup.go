@@ -1,46 +1,33 @@
-package fs
+package control
 
 import (
 	"context"
 	"errors"
 	"slices"
-	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/fs/storage"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// readOnlyMount returns nil if descriptors come through a read-only mount, or why they do not.
-func (m *Mount) readOnlyMount() error {
-	if m.opt.Top != nil {
-		return m.opt.Top.Origin().ReadOnlyMount()
-	}
-	for _, o := range m.listing.Objects {
-		if l, ok := o.Origin.(interface{ ReadOnlyMount() error }); ok {
-			return l.ReadOnlyMount()
-		}
-	}
-	return nil
-}
-
-// openForPeer opens an object for a peer of the user uid, and puts the descriptor into the answer.
-func (m *Mount) openForPeer(uid uint32, id uint64, o *layout.Object, a *answer) control.Object {
+// open opens an object for the peer, and puts the descriptor into the answer.
+func (s *session) open(id uint64, o *layout.Object, a *answer) control.Object {
 	out := control.Object{ID: id, FD: -1, Errno: syscall.EOPNOTSUPP}
 	if o == nil { // its number is forgotten by now
 		out.Errno = syscall.ESTALE
 		return out
 	}
-	origin := storageOf(o).local
+	origin := storage.Of(o).Local
 	if origin == nil {
 		return out
 	}
 	fd, err := origin.OpenForOthers(o)
 	if err == nil {
-		fd, err = stillGrants(uid, o, fd)
+		fd, err = storage.StillGrants(s.peer.uid, o, fd)
 	}
 	var st unix.Stat_t
 	if err == nil {
@@ -49,13 +36,13 @@ func (m *Mount) openForPeer(uid uint32, id uint64, o *layout.Object, a *answer) 
 		}
 	}
 	if errors.Is(err, cache.ErrChanged) {
-		m.control.changes.suspect(o)
+		s.server.changes.suspect(o)
 	}
 	switch {
 	case errors.Is(err, cache.ErrOtherMount):
 		out.Errno = syscall.EXDEV
 	case err != nil:
-		out.Errno = syscall.Errno(statusOf(err))
+		out.Errno = s.server.opt.Mount.Errno(err)
 	default:
 		out = control.Object{ID: id, Size: st.Size, Dev: st.Dev, Ino: st.Ino, ModTime: st.Mtim.Nano(), FD: int32(len(a.fds))}
 		a.fds = append(a.fds, fd)
@@ -101,14 +88,14 @@ func (s *session) lookup(ctx context.Context, id uint32, payload []byte, a *answ
 		wanted = append(wanted, fresh...)
 	}
 	if len(wanted) > 0 {
-		if a.done, err = s.channel.answering.wait(ctx, s.peer.uid); err != nil {
+		if a.done, err = s.server.answering.wait(ctx, s.peer.uid); err != nil {
 			return err
 		}
 	}
 	of := make([]*layout.Object, len(wanted))
 	for i, o := range wanted {
-		of[i] = s.channel.objects.object(o)
-		files.Objects = append(files.Objects, s.mount.openForPeer(s.peer.uid, o, of[i], a))
+		of[i] = s.server.objects.object(o)
+		files.Objects = append(files.Objects, s.open(o, of[i], a))
 	}
 	s.expectAck(id, files.Objects, of)
 	a.header.Type, a.payload = control.TypeFiles, files.AppendTo
@@ -117,72 +104,30 @@ func (s *session) lookup(ctx context.Context, id uint32, payload []byte, a *answ
 
 // file describes the file at a path, if the peer may read it.
 func (s *session) file(ctx context.Context, path string) (control.File, []control.Extent) {
-	n, number, err := s.mount.walk(ctx, path, s.peer)
+	f, number, err := s.server.opt.Mount.Find(ctx, path, s.peer)
 	var body *layout.Body
 	if err == nil {
-		body, err = n.body(ctx)
+		body, err = f.Body(ctx)
 	}
 	if err != nil {
 		var errno syscall.Errno
 		if !errors.As(err, &errno) {
-			if n == nil { // one of its directories failed
-				n = &node{name: path}
-			}
-			errno = syscall.Errno(s.mount.fail(n, "look up for a reader", err))
+			errno = s.server.opt.Mount.Fail(f, path, "look up for a reader", err)
 		}
 		return control.File{Errno: errno}, nil
 	}
-	i := s.mount.info(n, number, body)
+	i := s.server.info(f, number, body)
 	file := control.File{
 		Size: i.Size, Generation: i.Generation, Tokens: i.Tokens, Alignment: i.Alignment, Runs: i.Runs, Flags: i.Flags,
 		DType: i.DType, ElementSize: i.ElementSize,
 	}
 	var extents []control.Extent
-	for r := range localRuns(body.RunsWithin(0, body.Size())) {
+	for r := range storage.LocalRuns(body.RunsWithin(0, body.Size())) {
 		if len(extents) == extentsPerFile {
 			file.Flags |= control.InfoMore
 			break
 		}
-		extents = append(extents, s.channel.extentOf(r))
+		extents = append(extents, s.server.extentOf(r))
 	}
 	return file, extents
-}
-
-// walk finds a file that the peer may read, by the rules that the kernel applies to a path from the root of the mount:
-// every directory must let the peer pass. Symbolic links are not followed (ELOOP).
-func (m *Mount) walk(ctx context.Context, path string, p *peer) (*node, int, error) {
-	n, i := m.tree.get(rootNumber), rootNumber
-	for name := range strings.SplitSeq(path, "/") {
-		if name == "" || name == "." || name == ".." {
-			return nil, 0, syscall.EINVAL
-		}
-		switch {
-		case n.kind == kindLink:
-			return nil, 0, syscall.ELOOP
-		case n.dir == nil:
-			return nil, 0, syscall.ENOTDIR
-		case !p.may(m.asNow(i, n), 0o1):
-			return nil, 0, syscall.EACCES
-		}
-		child, number, err := m.child(ctx, i, n, name)
-		if err != nil {
-			return nil, 0, err
-		}
-		if n, i = child, number; n == nil {
-			return nil, 0, syscall.ENOENT
-		}
-	}
-	switch {
-	case n.kind == kindLink:
-		return nil, 0, syscall.ELOOP
-	case n.kind == kindDir:
-		return nil, 0, syscall.EISDIR
-	case n.kind == kindDenied:
-		return nil, 0, syscall.EACCES
-	case n.kind != kindObject && n.kind != kindView:
-		return nil, 0, syscall.EOPNOTSUPP
-	case !p.may(n, 0o4):
-		return nil, 0, syscall.EACCES
-	}
-	return n, i, nil
 }

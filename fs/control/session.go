@@ -1,4 +1,4 @@
-package fs
+package control
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/cache/store"
 	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/fs/storage"
 	"github.com/hbmfs/hbmfs/internal/volume/drafts"
 	"github.com/hbmfs/hbmfs/internal/volume/kv"
 	"github.com/hbmfs/hbmfs/layout"
@@ -55,8 +56,7 @@ var errProtocol = errors.New("this is not the hbmfs control protocol")
 // session is one connection. All of it belongs to the goroutine that runs it. A lease ends with its release or the
 // connection.
 type session struct {
-	mount   *Mount
-	channel *channel
+	server  *Server
 	conn    *control.Conn
 	peer    *peer
 	usage   *usage // nil before HELLO
@@ -73,21 +73,21 @@ type session struct {
 }
 
 // newSession admits a connection, or tells the peer why not.
-func (m *Mount) newSession(c *net.UnixConn) (*session, error) {
+func (s *Server) newSession(c *net.UnixConn) (*session, error) {
 	conn, err := control.NewConn(c)
 	if err != nil {
 		return nil, err
 	}
-	s := &session{mount: m, channel: m.control, conn: conn, leases: map[uint64]*lease{}, pending: map[uint32][]uint64{}}
-	if s.peer, err = peerOf(c); err != nil {
+	k := &session{server: s, conn: conn, leases: map[uint64]*lease{}, pending: map[uint32][]uint64{}}
+	if k.peer, err = peerOf(c); err != nil {
 		return nil, err
 	}
-	if refusal := m.control.admit(uint32(os.Geteuid()), s.peer.uid); refusal != nil {
+	if refusal := s.admit(uint32(os.Geteuid()), k.peer.uid); refusal != nil {
 		header := control.Header{Version: control.Version, Type: control.TypeError}
 		_ = conn.SendNow(control.AppendFrame(nil, header, refusal.AppendTo), nil) // a new connection has room
 		return nil, refusal
 	}
-	return s, nil
+	return k, nil
 }
 
 // run answers the peer until it goes, breaks the protocol, or ctx ends.
@@ -106,9 +106,9 @@ func (s *session) run(ctx context.Context) {
 // half the time that Go's poller needs.
 func (s *session) await() error {
 	select {
-	case s.channel.lingering <- struct{}{}:
+	case s.server.lingering <- struct{}{}:
 		soon := s.conn.Soon()
-		<-s.channel.lingering
+		<-s.server.lingering
 		if soon {
 			return nil
 		}
@@ -119,7 +119,7 @@ func (s *session) await() error {
 
 func (s *session) end() {
 	_ = s.conn.Close() // nothing is lost: the peer has gone, or has to
-	s.channel.leases.Book(s.peer.uid, -int64(s.given))
+	s.server.leases.Book(s.peer.uid, -int64(s.given))
 	for _, l := range s.leases {
 		l.unpin()
 	}
@@ -131,20 +131,20 @@ func (s *session) end() {
 	}
 	s.endRecord()
 	if s.watches {
-		s.channel.changes.end()
+		s.server.changes.end()
 	}
-	s.channel.prefetch.endPlan(planner{s.peer.uid, s})
-	s.channel.sessions.Book(s.peer.uid, -1)
+	s.server.prefetch.endPlan(planner{s.peer.uid, s})
+	s.server.sessions.Book(s.peer.uid, -1)
 	if s.usage != nil {
-		s.channel.leave(s.usage, s.reader)
+		s.server.leave(s.usage, s.reader)
 	}
 }
 
 // one receives a message and answers it. An error ends the connection.
 func (s *session) one(ctx context.Context) error {
-	in, out := s.channel.buffer(), s.channel.buffer()
-	defer s.channel.buffers.Put(in)
-	defer s.channel.buffers.Put(out)
+	in, out := s.server.buffer(), s.server.buffer()
+	defer s.server.buffers.Put(in)
+	defer s.server.buffers.Put(out)
 	n, err := s.conn.Receive(in[:])
 	if err != nil {
 		return err
@@ -164,7 +164,7 @@ func (s *session) one(ctx context.Context) error {
 		refusal = &control.Refusal{Errno: syscall.EPROTO, Text: errProtocol.Error()}
 	}
 	if refusal != nil {
-		s.channel.refused.Add(1)
+		s.server.refused.Add(1)
 		a.header.Type, a.payload = control.TypeError, refusal.AppendTo
 	}
 	if a.header.Type != 0 {
@@ -216,7 +216,7 @@ func (s *session) handle(ctx context.Context, h control.Header, payload []byte, 
 	if h.Type == control.TypeRedeem || h.Type == control.TypeName { // a ticket is another each time
 		said = payload[min(len(payload), len(control.Redeem{}.Ticket)):]
 	}
-	end, err := s.mount.Task(s.peer.uid, "frame "+strconv.Itoa(int(h.Type)), said)
+	end, err := s.server.opt.Mount.Task(s.peer.uid, "frame "+strconv.Itoa(int(h.Type)), said)
 	if err != nil {
 		return &control.Refusal{Errno: syscall.EIO, Text: err.Error()}
 	}
@@ -241,7 +241,7 @@ func (s *session) answer(ctx context.Context, h control.Header, payload []byte, 
 	case control.TypeStats:
 		moved, err := control.ParseStats(payload)
 		if err == nil {
-			s.channel.report(s.usage, moved)
+			s.server.report(s.usage, moved)
 		}
 		return err
 	case control.TypePrefetch:
@@ -256,7 +256,7 @@ func (s *session) answer(ctx context.Context, h control.Header, payload []byte, 
 		if len(payload) > 0 {
 			return errProtocol
 		}
-		count := control.ReaderCount{Readers: s.channel.countReaders(s.peer.uid)}
+		count := control.ReaderCount{Readers: s.server.countReaders(s.peer.uid)}
 		a.header.Type, a.payload = control.TypeCount, count.AppendTo
 		return nil
 	}
@@ -271,7 +271,7 @@ func (s *session) answer(ctx context.Context, h control.Header, payload []byte, 
 
 // traced handles a request of a reader as a trace of its own: the connection lasts too long to be one.
 func (s *session) traced(ctx context.Context, name string, a *answer, handle func(context.Context) error) error {
-	ctx, span := s.mount.opt.Trace.Root(ctx, name)
+	ctx, span := s.server.opt.Trace.Root(ctx, name)
 	err := handle(ctx)
 	class := ""
 	var refusal *control.Refusal
@@ -294,19 +294,19 @@ func (s *session) hello(payload []byte, a *answer) error {
 		return &control.Refusal{Errno: syscall.EPROTONOSUPPORT, Text: fmt.Sprintf("this daemon speaks version %d of the control protocol, the reader %d to %d", control.Version, hello.Min, hello.Max)}
 	}
 	s.reader = readerID{s.peer.uid, hello.Reader}
-	s.usage = s.channel.join(hello.Name, s.reader)
+	s.usage = s.server.join(hello.Name, s.reader)
 	_ = s.conn.SetReadDeadline(time.Time{}) // fails on a closed connection, as the next read will
-	welcome := control.Welcome{Version: control.Version, Epoch: s.channel.epoch, MaxLeases: leasesPerSession, MaxPaths: control.MaxPaths}
-	if s.mount.readOnlyMount() == nil {
+	welcome := control.Welcome{Version: control.Version, Epoch: s.server.Epoch, MaxLeases: leasesPerSession, MaxPaths: control.MaxPaths}
+	if s.server.opt.Mount.ReadOnly() == nil {
 		welcome.Flags = control.WelcomeReadOnly
 	}
-	if s.mount.opt.Drafts != nil {
+	if s.server.opt.Drafts != nil {
 		welcome.Flags |= control.WelcomeDrafts
 	}
-	if s.mount.opt.KV != nil {
+	if s.server.opt.KV != nil {
 		welcome.Flags |= control.WelcomeKV
 	}
-	if s.channel.changes.file != nil {
+	if s.server.changes.file != nil {
 		welcome.Flags |= control.WelcomeChanges
 	}
 	a.header.Type, a.payload = control.TypeWelcome, welcome.AppendTo
@@ -321,16 +321,16 @@ func (s *session) redeem(ctx context.Context, id uint32, payload []byte, a *answ
 	if err := s.roomFor(id, len(q.Objects)); err != nil {
 		return err
 	}
-	of, err := s.channel.tickets.redeem(q.Ticket, s.peer.uid, q.Objects)
+	of, err := s.server.tickets.redeem(q.Ticket, s.peer.uid, q.Objects)
 	if err != nil {
 		return err
 	}
-	if a.done, err = s.channel.answering.wait(ctx, s.peer.uid); err != nil {
+	if a.done, err = s.server.answering.wait(ctx, s.peer.uid); err != nil {
 		return err
 	}
 	objects := make([]control.Object, len(q.Objects))
 	for i, o := range q.Objects {
-		objects[i] = s.mount.openForPeer(s.peer.uid, o, of[i], a)
+		objects[i] = s.open(o, of[i], a)
 	}
 	s.expectAck(id, objects, of)
 	a.header.Type = control.TypeFDs
@@ -341,7 +341,7 @@ func (s *session) redeem(ctx context.Context, id uint32, payload []byte, a *answ
 // roomFor checks that the connection may lease n more objects.
 func (s *session) roomFor(id uint32, n int) error {
 	_, twice := s.pending[id]
-	leases := s.channel.leases
+	leases := s.server.leases
 	switch {
 	case twice:
 		return errProtocol
@@ -383,12 +383,12 @@ type lease struct {
 func (s *session) lease(id uint64, o *layout.Object) {
 	l := s.leases[id]
 	if l == nil {
-		l = &lease{object: o, unpin: pin(o)}
+		l = &lease{object: o, unpin: storage.Pin(o)}
 		s.leases[id] = l
 	}
 	l.given++
 	s.given++
-	s.channel.leases.Book(s.peer.uid, 1)
+	s.server.leases.Book(s.peer.uid, 1)
 }
 
 // unlease is the opposite of lease.
@@ -401,7 +401,7 @@ func (s *session) unlease(objects ...uint64) {
 		}
 	}
 	s.given -= len(objects)
-	s.channel.leases.Book(s.peer.uid, -int64(len(objects)))
+	s.server.leases.Book(s.peer.uid, -int64(len(objects)))
 }
 
 // leased returns an object that the peer was given and has acknowledged, nil for any other.
@@ -443,7 +443,7 @@ func (s *session) name(payload []byte, a *answer) error {
 	if err != nil {
 		return err
 	}
-	of, err := s.channel.tickets.redeem(q.Ticket, s.peer.uid, q.Objects)
+	of, err := s.server.tickets.redeem(q.Ticket, s.peer.uid, q.Objects)
 	if err != nil {
 		return err
 	}
@@ -471,7 +471,7 @@ func (s *session) prefetch(payload []byte, a *answer) error {
 		body.Add(o, 0, o.Size)
 		said[i] = prefetchPart{&body, []control.Range{g.Range}}
 	}
-	if !s.channel.prefetch.add(planner{s.peer.uid, s}, said) {
+	if !s.server.prefetch.add(planner{s.peer.uid, s}, said) {
 		return &control.Refusal{Errno: syscall.EAGAIN, Text: "too much is being prefetched already"}
 	}
 	a.header.Type = control.TypeDone

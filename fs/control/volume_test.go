@@ -1,4 +1,4 @@
-package fs
+package control
 
 import (
 	"errors"
@@ -26,7 +26,7 @@ func TestTheErrnoOfAProcessThatMayNotWrite(t *testing.T) {
 		{fmt.Errorf("mounted read-only: %w", syscall.EROFS), syscall.EROFS},
 		{errors.New("nobody can tell"), syscall.EACCES},
 	} {
-		s := &session{mount: &Mount{opt: Options{KV: store, MayWrite: func(int) error { return c.why }}}, peer: &peer{}}
+		s := &session{server: New(Options{KV: store, MayWrite: func(int) error { return c.why }}), peer: &peer{}}
 		if err := s.mayChange(open.AppendTo(nil)); !errors.Is(err, c.want) {
 			t.Errorf("%v: %v, want %v", c.why, err, c.want)
 		}

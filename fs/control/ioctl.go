@@ -1,46 +1,42 @@
-package fs
+package control
 
 import (
+	"context"
 	"syscall"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 
 	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/fs/storage"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
 // Ioctl answers INFO, EXTENTS and PREFETCH on an open file. It works in memory only: the kernel lets nobody interrupt a
 // process that waits for an ioctl.
-func (m *Mount) Ioctl(cancel <-chan struct{}, in *fuse.IoctlIn, inbuf []byte, out *fuse.IoctlOut, outbuf []byte) fuse.Status {
+func (s *Server) Ioctl(ctx context.Context, f File, number int, in *fuse.IoctlIn, inbuf []byte, out *fuse.IoctlOut, outbuf []byte) fuse.Status {
 	op, room, ok := control.ParseCommand(in.Cmd)
-	ctx := newRequest(cancel, &in.InHeader)
-	defer ctx.end()
-	n, status := m.node(ctx, in.NodeId)
-	switch {
-	case n == nil:
-		return status
-	case !ok || (n.kind != kindObject && n.kind != kindView):
+	if !ok {
 		return fuse.Status(syscall.ENOTTY)
 	}
 	clear(outbuf) // it may have been another reply's
-	body, err := n.body(ctx)
+	body, err := f.Body(ctx)
 	if err != nil { // an open file has its body: a view is built when it is looked up
-		return m.fail(n, "give the extents of", err)
+		return fuse.Status(s.opt.Mount.Fail(f, "", "give the extents of", err))
 	}
 	switch op {
 	case control.OpInfo:
 		if err = control.ParseInfoRequest(inbuf); err == nil {
-			info := m.info(n, number(in.NodeId), body)
+			info := s.info(f, number, body)
 			info.AppendTo(outbuf[:0])
 		}
 	case control.OpExtents:
 		var q control.ExtentsRequest
 		if q, err = control.ParseExtentsRequest(inbuf); err == nil {
-			err = m.control.extents(body, q, room, in.Uid, outbuf)
+			err = s.extents(body, q, room, in.Uid, outbuf)
 		}
 	case control.OpPrefetch:
 		var ranges []control.Range
-		if ranges, err = control.ParsePrefetch(inbuf); err == nil && !m.control.prefetch.add(planner{in.Uid, number(in.NodeId)}, announcement{{body, ranges}}) {
+		if ranges, err = control.ParsePrefetch(inbuf); err == nil && !s.prefetch.add(planner{in.Uid, number}, announcement{{body, ranges}}) {
 			return fuse.EAGAIN
 		}
 	}
@@ -56,10 +52,10 @@ func (m *Mount) Ioctl(cancel <-chan struct{}, in *fuse.IoctlIn, inbuf []byte, ou
 
 // extents answers EXTENTS with as many extents as there is room for. An answer with a ticket ends before the object
 // that would be one too many for it.
-func (c *channel) extents(body *layout.Body, q control.ExtentsRequest, room int, uid uint32, outbuf []byte) error {
+func (s *Server) extents(body *layout.Body, q control.ExtentsRequest, room int, uid uint32, outbuf []byte) error {
 	begin := max(q.Offset, q.Cursor)
 	length := q.Length - (begin - q.Offset)
-	b := control.Batch{Offset: q.Offset, Length: q.Length, Cursor: begin, Epoch: c.epoch, Total: body.CountWithin(begin, length)}
+	b := control.Batch{Offset: q.Offset, Length: q.Length, Cursor: begin, Epoch: s.Epoch, Total: body.CountWithin(begin, length)}
 	switch {
 	case q.Flags&control.ExtentsCount != 0:
 		room = 0
@@ -68,12 +64,12 @@ func (c *channel) extents(body *layout.Body, q control.ExtentsRequest, room int,
 	}
 	objects := map[uint64]*layout.Object{}
 	all := true
-	for r := range localRuns(body.RunsWithin(begin, length)) {
+	for r := range storage.LocalRuns(body.RunsWithin(begin, length)) {
 		if len(b.Extents) == room {
 			all = false
 			break
 		}
-		e := c.extentOf(r)
+		e := s.extentOf(r)
 		if e.Object != 0 && objects[e.Object] == nil {
 			if q.Flags&control.ExtentsTicket != 0 && len(objects) == control.MaxObjects {
 				all = false
@@ -92,7 +88,7 @@ func (c *channel) extents(body *layout.Body, q control.ExtentsRequest, room int,
 	}
 	if q.Flags&control.ExtentsTicket != 0 && len(objects) > 0 {
 		b.Flags |= control.ExtentsTicket
-		b.Ticket = c.tickets.issue(uid, objects)
+		b.Ticket = s.tickets.issue(uid, objects)
 	}
 	b.AppendTo(outbuf[:0])
 	return nil

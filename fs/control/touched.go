@@ -1,4 +1,4 @@
-package fs
+package control
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/cache/store"
 	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/fs/storage"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -19,37 +20,11 @@ type recorder interface {
 	Limit() int64 // bytes
 }
 
-// touched has the cache note what a reader reads of a file.
-func (m *Mount) touched(body *layout.Body, off, n int64) {
-	if m.opt.Remote.Cache == nil {
-		return
-	}
-	var last layout.Extent
-	note := func() {
-		if last.Object == nil {
-			return
-		}
-		if origin := storageOf(last.Object).segmented; origin != nil {
-			origin.Touched(last.Object, last.Offset, last.Length)
-		}
-	}
-	for e := range body.Extents(off, n) {
-		end := last.Offset + last.Length
-		if e.Object == last.Object && e.Offset >= end && e.Offset-end <= worthFetching { // small pieces of a view: one look for all
-			last.Length = e.Offset + e.Length - last.Offset
-			continue
-		}
-		note()
-		last = e
-	}
-	note()
-}
-
 // recordsAtOnce bounds the records that connections have begun, of all users together.
 const recordsAtOnce = 16
 
 func (s *session) recorder() (recorder, error) {
-	if r, ok := s.mount.opt.Remote.Cache.(recorder); ok {
+	if r, ok := s.server.opt.Cache.(recorder); ok {
 		return r, nil
 	}
 	return nil, &control.Refusal{Errno: syscall.EOPNOTSUPP, Text: "this mount has no cache, so it keeps no record and brings nothing: mount a remote source with --cache-dir"}
@@ -120,14 +95,14 @@ func (s *session) addTouch(ctx context.Context, part *control.RecordPart, known 
 // beginRecord begins a record of the connection, in place of the one that it has.
 func (s *session) beginRecord(cache recorder) error {
 	s.endRecord()
-	if !s.channel.records.Reserve(s.peer.uid, 1) {
+	if !s.server.records.Reserve(s.peer.uid, 1) {
 		return &control.Refusal{Errno: syscall.EAGAIN, Text: fmt.Sprintf("too many connections have records of their own, of %d in all: end one", recordsAtOnce)}
 	}
 	var end func()
 	s.record, end = cache.Record()
 	s.recordEnd = func() {
 		end()
-		s.channel.records.Book(s.peer.uid, -1)
+		s.server.records.Book(s.peer.uid, -1)
 	}
 	return nil
 }
@@ -141,17 +116,17 @@ func (s *session) endRecord() {
 
 // objectAt finds the object of a file that the peer may read.
 func (s *session) objectAt(ctx context.Context, name string) (*layout.Object, syscall.Errno) {
-	n, _, err := s.mount.walk(ctx, name, s.peer)
+	f, _, err := s.server.opt.Mount.Find(ctx, name, s.peer)
 	var errno syscall.Errno
 	switch {
 	case errors.As(err, &errno):
 		return nil, errno
 	case err != nil:
 		return nil, syscall.EIO
-	case n.kind != kindObject:
+	case f.Object() == nil:
 		return nil, syscall.EOPNOTSUPP
 	}
-	return n.object, 0
+	return f.Object(), 0
 }
 
 // bring answers BRING.
@@ -171,7 +146,7 @@ func (s *session) bring(ctx context.Context, payload []byte, a *answer) error {
 		o, errno := s.objectAt(ctx, want.Name)
 		if errno == 0 {
 			switch {
-			case storageOf(o).segmented == nil:
+			case storage.Of(o).Segmented == nil:
 				errno = syscall.EOPNOTSUPP
 			case o.Version != want.Version || o.Size != want.Size:
 				errno = syscall.ESTALE
@@ -185,7 +160,7 @@ func (s *session) bring(ctx context.Context, payload []byte, a *answer) error {
 			continue
 		}
 		o := objects[t.Object]
-		here, settling := storageOf(o).segmented.Here(o, t.Offset, t.Length) // as was looked
+		here, settling := storage.Of(o).Segmented.Here(o, t.Offset, t.Length) // as was looked
 		said.Bytes, said.Here, said.Settling = said.Bytes+t.Length, said.Here+here, said.Settling+settling
 		if here < t.Length {
 			runs = append(runs, layout.Run{Object: o, Offset: t.Offset, Length: t.Length, Stride: t.Length, Count: 1})

@@ -1,4 +1,4 @@
-package fs
+package control
 
 import (
 	"bytes"
@@ -80,8 +80,8 @@ func (b *plansBook) load() (plans []byte) {
 }
 
 // savePlans saves plans until ctx ends.
-func (m *Mount) savePlans(ctx context.Context) {
-	if m.plans == nil {
+func (s *Server) savePlans(ctx context.Context) {
+	if s.plans == nil {
 		return
 	}
 	often := time.NewTicker(plansOften)
@@ -93,16 +93,16 @@ func (m *Mount) savePlans(ctx context.Context) {
 			return
 		}
 		var w varint.Writer
-		m.opt.Remote.Cache.Planned(func(reader any, runs []layout.Run) { m.recordPlan(&w, reader, runs) })
-		if err := m.plans.save(w.B); err != nil {
-			m.log.Warn("what readers have planned ends with this daemon", "error", err)
+		s.opt.Cache.Planned(func(reader any, runs []layout.Run) { s.recordPlan(&w, reader, runs) })
+		if err := s.plans.save(w.B); err != nil {
+			s.opt.Log.Warn("what readers have planned ends with this daemon", "error", err)
 			return
 		}
 	}
 }
 
 // recordPlan writes the plan for a file: its node, its user, how many runs, and of each the object and the range.
-func (m *Mount) recordPlan(w *varint.Writer, reader any, runs []layout.Run) {
+func (s *Server) recordPlan(w *varint.Writer, reader any, runs []layout.Run) {
 	r, ok := reader.(planner)
 	node, isFile := r.by.(int)
 	if !ok || !isFile || len(runs) == 0 {
@@ -113,8 +113,8 @@ func (m *Mount) recordPlan(w *varint.Writer, reader any, runs []layout.Run) {
 	i, count := 0, 0
 	for _, run := range runs {
 		if run.Object != of {
-			at, found := m.listing.Index(run.Object.Name)
-			if !found || m.listing.Objects[at] != run.Object {
+			at, found := s.opt.Listing.Index(run.Object.Name)
+			if !found || s.opt.Listing.Objects[at] != run.Object {
 				continue
 			}
 			of, i = run.Object, at
@@ -129,29 +129,29 @@ func (m *Mount) recordPlan(w *varint.Writer, reader any, runs []layout.Run) {
 	w.B = append(w.B, p.B...)
 }
 
-// goOnWithPlans plans again what an earlier daemon has saved, of files that are open. f is nil where that saved nothing.
-func (m *Mount) goOnWithPlans(f *os.File) {
-	if f == nil || m.opt.Remote.Cache == nil {
+// GoOnWithPlans plans again what an earlier daemon has saved, of files that are open.
+func (s *Server) GoOnWithPlans(open func() map[int]bool) {
+	f := s.opt.Life.Took(keptPlans)
+	if f == nil || s.opt.Cache == nil {
 		return
 	}
-	m.plans = &plansBook{file: f}
-	open := map[int]bool{}
-	m.handles.each(func(h *handle) { open[int(h.node)] = true })
-	for r := (varint.Reader{B: m.plans.load()}); len(r.B) > 0 && !r.Short; {
+	s.plans = &plansBook{file: f}
+	still := open()
+	for r := (varint.Reader{B: s.plans.load()}); len(r.B) > 0 && !r.Short; {
 		node, user, count := int(r.Uint()), uint32(r.Uint()), r.Uint()
 		var runs []layout.Run
 		for range count {
 			i, from, length := r.Uint(), int64(r.Uint()), int64(r.Uint())
-			if r.Short || i >= uint64(len(m.listing.Objects)) {
+			if r.Short || i >= uint64(len(s.opt.Listing.Objects)) {
 				return
 			}
-			if o := m.listing.Objects[i]; from >= 0 && length > 0 && from <= o.Size-length {
+			if o := s.opt.Listing.Objects[i]; from >= 0 && length > 0 && from <= o.Size-length {
 				runs = append(runs, layout.Run{Object: o, Offset: from, Length: length, Stride: length, Count: 1})
 			}
 		}
 		reader := planner{user, node}
-		if open[node] && len(runs) > 0 && m.opt.Remote.Cache.Plan(reader, runs) {
-			m.control.prefetch.note(reader)
+		if still[node] && len(runs) > 0 && s.opt.Cache.Plan(reader, runs) {
+			s.prefetch.note(reader)
 		}
 	}
 }

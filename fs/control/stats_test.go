@@ -1,10 +1,10 @@
-package fs
+package control
 
 import "testing"
 
 // TestReadersOfOthersAreBounded has a user who claims to be many.
 func TestReadersOfOthersAreBounded(t *testing.T) {
-	c := newChannel()
+	c := New(Options{})
 	count := func(uid, want uint32) {
 		t.Helper()
 		if n := c.countReaders(uid); n != want {

@@ -1,4 +1,4 @@
-package fs
+package control
 
 import (
 	"context"
@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/hbmfs/hbmfs/control"
-	"github.com/hbmfs/hbmfs/internal/observe/status"
+	"github.com/hbmfs/hbmfs/fs/storage"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -31,6 +31,12 @@ func (localBytes) Borrow(context.Context, *layout.Object) (int, func(), error) {
 	return -1, nil, errors.New("not in this test")
 }
 
+// remoteBytes is an origin that keeps its objects in segments. Only its type is looked at.
+type remoteBytes struct {
+	layout.Origin
+	storage.Segmented
+}
+
 func localObject(name string, size int) *layout.Object {
 	o := layout.Bytes(name, make([]byte, size))
 	o.Origin = localBytes{o.Origin}
@@ -38,7 +44,7 @@ func localObject(name string, size int) *layout.Object {
 }
 
 // ask sends EXTENTS as the kernel would, with the buffer that another reply left behind.
-func ask(t *testing.T, c *channel, b *layout.Body, q control.ExtentsRequest, room int) (control.Batch, error) {
+func ask(t *testing.T, c *Server, b *layout.Body, q control.ExtentsRequest, room int) (control.Batch, error) {
 	t.Helper()
 	in, err := control.ParseExtentsRequest(q.AppendTo(nil))
 	if err != nil {
@@ -61,7 +67,7 @@ func TestExtentsComeInAnswersOfAnySize(t *testing.T) {
 	b.Add(header, 0, 128)
 	b.AddStrided(o, 10, 20, 30, 100)
 	b.Add(p, 0, 100)
-	c := newChannel()
+	c := New(Options{})
 	want := []control.Extent{
 		{Logical: 0, Length: 128, Stride: 128, Count: 1, Flags: control.ExtentMount},
 		{Logical: 128, Length: 20, Offset: 10, Object: 1, Stride: 30, Count: 100},
@@ -101,7 +107,7 @@ func TestAnAnswerNamesAsManyObjectsAsATicketCan(t *testing.T) {
 	for range 100 {
 		b.Add(localObject("o", 10), 0, 10)
 	}
-	c := newChannel()
+	c := New(Options{})
 	a, err := ask(t, c, &b, control.ExtentsRequest{Flags: control.ExtentsTicket, Length: math.MaxInt64}, 200)
 	if err != nil || len(a.Extents) != control.MaxObjects || a.Last() || a.Flags&control.ExtentsTicket == 0 {
 		t.Fatalf("%d extents, flags %v, %v", len(a.Extents), a.Flags, err)
@@ -115,7 +121,7 @@ func TestAnAnswerNamesAsManyObjectsAsATicketCan(t *testing.T) {
 }
 
 func TestFactsOfABody(t *testing.T) {
-	c := newChannel()
+	c := New(Options{})
 	o := localObject("o", 1<<20)
 	var whole, part, mixed, made, empty layout.Body
 	whole.Add(o, 0, o.Size)
@@ -208,7 +214,7 @@ func TestTicketsAreBounded(t *testing.T) {
 }
 
 func TestPrefetchNeverWaits(t *testing.T) {
-	p := newPrefetcher()
+	p := newPrefetcher(nil)
 	o := localObject("a", 10)
 	var body layout.Body
 	body.Add(o, 0, o.Size)
@@ -254,10 +260,10 @@ const (
 
 // TestPrefetchTakesAWholeFrame has a reader say as many ranges as a frame may have, while nothing else is queued.
 func TestPrefetchTakesAWholeFrame(t *testing.T) {
-	c := newChannel()
+	c := New(Options{})
 	o := localObject("a", 4*control.MaxRanges)
 	id := c.objects.id(o)
-	s := &session{channel: c, peer: &peer{uid: modest}, leases: map[uint64]*lease{id: {object: o, given: 1, acked: 1}}}
+	s := &session{server: c, peer: &peer{uid: modest}, leases: map[uint64]*lease{id: {object: o, given: 1, acked: 1}}}
 	ranges := make([]control.ObjectRange, control.MaxRanges)
 	for i := range ranges {
 		ranges[i] = control.ObjectRange{Object: id, Range: control.Range{Offset: int64(4 * i), Length: 4}}
@@ -273,8 +279,7 @@ type planned struct {
 	runs map[any][]layout.Run
 }
 
-func (*planned) Stats() status.Cache { return status.Cache{} }
-func (p *planned) EndPlan(r any)     { delete(p.runs, r) }
+func (p *planned) EndPlan(r any) { delete(p.runs, r) }
 
 func (p *planned) Planned(each func(any, []layout.Run)) {
 	for r, runs := range p.runs {
@@ -289,12 +294,12 @@ func (p *planned) Plan(r any, runs []layout.Run) bool {
 // TestPrefetchOfSeveralOrigins plans a view over objects of two origins: the cache gets all of them, in order.
 func TestPrefetchOfSeveralOrigins(t *testing.T) {
 	cache := &planned{map[any][]layout.Run{}}
-	p := newPrefetcher()
-	p.cache = cache
+	p := newPrefetcher(cache)
 	reader := planner{by: "reader"}
+	one, two := &remoteBytes{}, &remoteBytes{}
 	var body layout.Body
 	for i := range 4 {
-		body.Add(&layout.Object{Name: strconv.Itoa(i), Size: 10, Origin: &segmentedFile{path: strconv.Itoa(i % 2)}}, 0, 10)
+		body.Add(&layout.Object{Name: strconv.Itoa(i), Size: 10, Origin: []layout.Origin{one, two}[i%2]}, 0, 10)
 	}
 	if !p.add(reader, announcement{{&body, []control.Range{{Length: 40}}}}) || len(cache.runs[reader]) != 4 {
 		t.Fatalf("the cache is told of %v", cache.runs)
@@ -312,10 +317,9 @@ func TestPrefetchOfSeveralOrigins(t *testing.T) {
 // TestPlansEndWithTheirFile has two users plan the same file: neither takes the other's room, and both end with it.
 func TestPlansEndWithTheirFile(t *testing.T) {
 	cache := &planned{map[any][]layout.Run{}}
-	p := newPrefetcher()
-	p.cache = cache
+	p := newPrefetcher(cache)
 	var body layout.Body
-	body.Add(&layout.Object{Name: "a", Size: 10, Origin: &segmentedFile{path: "a"}}, 0, 10)
+	body.Add(&layout.Object{Name: "a", Size: 10, Origin: &remoteBytes{}}, 0, 10)
 	for _, reader := range []planner{{greedy, 7}, {modest, 7}, {greedy, 8}, {greedy, "a connection"}} {
 		if !p.add(reader, announcement{{&body, []control.Range{{Length: 10}}}}) || reader.User() != reader.uid {
 			t.Fatal("there is no room")
@@ -349,7 +353,7 @@ func TestPrefetchWaitsOnceForLeases(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
-		newPrefetcher().advise(t.Context(), announcement{{&body, []control.Range{{Length: body.Size()}}}})
+		newPrefetcher(nil).advise(t.Context(), announcement{{&body, []control.Range{{Length: body.Size()}}}})
 		if took := time.Since(began); took != patienceAhead {
 			t.Errorf("an announcement of %d pieces takes %v, want %v", body.Runs(), took, patienceAhead)
 		}
@@ -374,7 +378,7 @@ func TestPrefetchIsBounded(t *testing.T) {
 }
 
 func TestWhatClientsReportIsBounded(t *testing.T) {
-	c := newChannel()
+	c := New(Options{})
 	u := c.join("reader", readerID{})
 	for i := range 10 * usageChoice {
 		for p := range control.Paths {
@@ -407,7 +411,7 @@ func TestWhatClientsReportIsBounded(t *testing.T) {
 }
 
 func TestWhoIsAdmitted(t *testing.T) {
-	c := newChannel()
+	c := New(Options{})
 	for _, k := range []struct {
 		me, uid uint32
 		want    syscall.Errno

@@ -1,4 +1,4 @@
-package fs
+package control
 
 import (
 	"net"
@@ -37,9 +37,9 @@ func TestPeers(t *testing.T) {
 	if p.uid != uint32(os.Geteuid()) || p.gid != uint32(os.Getegid()) {
 		t.Errorf("this process is %d:%d", p.uid, p.gid)
 	}
-	theirs := &node{uid: p.uid + 1, gid: p.gid + 1, perm: 0o440}
+	mayReadTheirs := func() bool { return p.May(p.uid+1, p.gid+1, 0o440, 4) }
 	if os.Geteuid() != 0 {
-		if p.process != nil || p.may(theirs, 4) {
+		if p.process != nil || mayReadTheirs() {
 			t.Error("who is not root gets by modes alone")
 		}
 		return
@@ -49,15 +49,15 @@ func TestPeers(t *testing.T) {
 	if err := unix.Capget(&header, &sets[0]); err != nil {
 		t.Fatal(err)
 	}
-	if has := sets[0].Effective&(1<<unix.CAP_DAC_OVERRIDE|1<<unix.CAP_DAC_READ_SEARCH) != 0; p.may(theirs, 4) != has {
+	if has := sets[0].Effective&(1<<unix.CAP_DAC_OVERRIDE|1<<unix.CAP_DAC_READ_SEARCH) != 0; mayReadTheirs() != has {
 		t.Errorf("root with capabilities %x: %v", sets[0].Effective, !has)
 	}
 	p.process.pid = 0 // of a PID namespace that is not seen from here
-	if p.process.passes != p.may(theirs, 4) {
+	if p.process.passes != mayReadTheirs() {
 		t.Error("an answer does not hold until it is forgotten")
 	}
 	p.process.forget()
-	if p.may(theirs, 4) {
+	if mayReadTheirs() {
 		t.Error("a process that is not seen has capabilities")
 	}
 }

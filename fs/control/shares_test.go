@@ -1,4 +1,4 @@
-package fs
+package control
 
 import (
 	"context"
@@ -49,34 +49,9 @@ func TestTurnsOfAUserAreHalfOfAll(t *testing.T) {
 	}
 }
 
-func TestTextsOfAUserAreBounded(t *testing.T) {
-	var x texts
-	x.init()
-	var opened []uint64
-	for h := uint64(1); x.open(h, greedy, make([]byte, 1<<20)); h++ {
-		opened = append(opened, h)
-	}
-	if len(opened) != textBytes/2>>20 {
-		t.Errorf("one user has %d MiB of texts", len(opened))
-	}
-	for _, uid := range []uint32{modest, uint32(os.Geteuid())} {
-		h := 1<<32 + uint64(uid)
-		if !x.open(h, uid, make([]byte, 1<<20)) {
-			t.Errorf("user %d finds no room", uid)
-		}
-		opened = append(opened, h)
-	}
-	for _, h := range opened {
-		x.close(h)
-	}
-	if x.bytes.Booked() != 0 || len(x.byOpen) != 0 {
-		t.Errorf("%d bytes of closed texts are left", x.bytes.Booked())
-	}
-}
-
 // TestNamesOfAUserAreItsOwn has one user take all names that it can, and use up the reasons of a name that is another's.
 func TestNamesOfAUserAreItsOwn(t *testing.T) {
-	c := newChannel()
+	c := New(Options{})
 	for i := range 10 * usageNames {
 		u := c.join("name "+strconv.Itoa(i), readerID{greedy, 0})
 		c.report(u, []control.Moved{{Path: control.PathHost, Bytes: 1, Reads: 1}})
@@ -98,9 +73,9 @@ func TestNamesOfAUserAreItsOwn(t *testing.T) {
 // TestConnectionsOfAUserLeaveLeasesForEachOther has some connections lease all they get, and others come later.
 func TestConnectionsOfAUserLeaveLeasesForEachOther(t *testing.T) {
 	for _, uid := range []uint32{greedy, uint32(os.Geteuid())} {
-		c := newChannel()
+		c := New(Options{})
 		fill := func() (n int) {
-			s := &session{channel: c, peer: &peer{uid: uid}}
+			s := &session{server: c, peer: &peer{uid: uid}}
 			for s.roomFor(1, 64) == nil {
 				s.given += 64
 				c.leases.Book(uid, 64)

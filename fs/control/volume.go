@@ -1,4 +1,4 @@
-package fs
+package control
 
 import (
 	"context"
@@ -16,14 +16,14 @@ import (
 
 // draft answers a frame about a draft, in a checkpoint volume.
 func (s *session) draft(ctx context.Context, t control.FrameType, payload []byte, a *answer) (err error) {
-	if s.mount.opt.Drafts == nil {
+	if s.server.opt.Drafts == nil {
 		return &control.Refusal{Errno: syscall.EROFS, Text: "this mount shows a dataset, and has no drafts: write checkpoints to a volume (hbmfs mount --checkpoints)"}
 	}
 	if s.drafts == nil {
-		s.drafts = s.mount.opt.Drafts.Session(s.peer.user(), s.peer.pidfd())
+		s.drafts = s.server.opt.Drafts.Session(s.peer.user(), s.peer.pidfd())
 	}
 	if t == control.TypeBegin || t == control.TypeAdd { // their answers have descriptors
-		if a.done, err = s.channel.answering.wait(ctx, s.peer.uid); err != nil {
+		if a.done, err = s.server.answering.wait(ctx, s.peer.uid); err != nil {
 			return err
 		}
 	}
@@ -38,17 +38,17 @@ func (s *session) draft(ctx context.Context, t control.FrameType, payload []byte
 
 // block answers a frame about blocks, in a KV volume.
 func (s *session) block(ctx context.Context, t control.FrameType, payload []byte, a *answer) (err error) {
-	if s.mount.opt.KV == nil {
+	if s.server.opt.KV == nil {
 		return &control.Refusal{Errno: syscall.EROFS, Text: "this mount keeps no blocks of a KV cache: mount a volume for them (hbmfs mount --kv)"}
 	}
 	if s.kv == nil {
-		s.kv = s.mount.opt.KV.Session(s.peer.user(), s.peer.pidfd())
+		s.kv = s.server.opt.KV.Session(s.peer.user(), s.peer.pidfd())
 	}
 	if t == control.TypeKVOpen { // its answer has descriptors
 		if err := s.mayChange(payload); err != nil {
 			return err
 		}
-		if a.done, err = s.channel.answering.wait(ctx, s.peer.uid); err != nil {
+		if a.done, err = s.server.answering.wait(ctx, s.peer.uid); err != nil {
 			return err
 		}
 	}
@@ -63,7 +63,7 @@ func (s *session) block(ctx context.Context, t control.FrameType, payload []byte
 
 // mayChange refuses to open a namespace for writing, or to make one, where the peer's process may not change the volume.
 func (s *session) mayChange(payload []byte) error {
-	opt := &s.mount.opt
+	opt := &s.server.opt
 	m, err := control.ParseKVOpen(payload)
 	if err != nil || opt.MayWrite == nil {
 		return nil //nolint:nilerr // the session says what is wrong with it

@@ -1,4 +1,4 @@
-package fs
+package control
 
 import (
 	"context"
@@ -59,10 +59,10 @@ func TestTheEndIsBoundedWhereAPeerHoldsItUp(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &Mount{control: newChannel(), log: slog.New(slog.DiscardHandler)}
+	s := New(Options{Log: slog.New(slog.DiscardHandler)})
 	ctx, cancel := context.WithCancel(t.Context())
 	over := make(chan struct{})
-	go func() { m.accept(ctx, listener); close(over) }()
+	go func() { s.accept(ctx, listener); close(over) }()
 	c, err := net.Dial("unixpacket", address)
 	if err != nil {
 		t.Fatal(err)
