@@ -198,7 +198,7 @@ func (r *Reader) startHost(ctx context.Context) (err error) {
 	if r.crew, err = crew.New(crew.Options{Threads: r.opt.Threads}); err != nil {
 		return err
 	}
-	r.copied = copied.New(r.descriptors.Watch())
+	r.copied = copied.New()
 	return r.startOnCrew(ctx)
 }
 
@@ -211,7 +211,7 @@ func (r *Reader) startGPU(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	r.crew, err = crew.New(crew.Options{CUDA: d.CUDA, Context: d.Context, Threads: r.opt.Threads, SlotSize: r.opt.Slot, Near: driver.NearCPUs(d.GPU.NUMA)})
+	r.crew, err = crew.New(crew.Options{CUDA: d.CUDA, Context: d.Context, Threads: r.opt.Threads, SlotSize: r.opt.Slot, Kernels: &d.Kernels, Near: driver.NearCPUs(d.GPU.NUMA)})
 	if err != nil {
 		return fmt.Errorf("pin %d bytes of host memory for each of %d threads of %s: %w", crew.SlotsPerWorker*r.opt.Slot, r.opt.Threads, d.GPU.Name, err)
 	}
@@ -239,7 +239,7 @@ func (r *Reader) startOnCrew(ctx context.Context) (err error) {
 // startMover starts the thread that registers.
 func (r *Reader) startMover() (err error) {
 	const table = 1 << 20 // bytes of a gather's table: this thread's slots hold nothing else
-	r.mapped, err = mapped.NewMover(mapped.Options{CUDA: r.device.CUDA, Library: r.opt.Libraries.CUDA, Context: r.device.Context, Device: r.device.GPU.Device,
+	r.mapped, err = mapped.NewMover(mapped.Options{CUDA: r.device.CUDA, Library: r.opt.Libraries.CUDA, Context: r.device.Context, Device: r.device.GPU.Device, Kernels: &r.device.Kernels,
 		Near: driver.NearCPUs(r.device.GPU.NUMA), Slot: min(r.opt.Slot, table), Window: r.opt.Window, Pinned: r.opt.Pinned})
 	return err
 }
@@ -383,5 +383,6 @@ func (r *Reader) letGo(ctx context.Context, files []*source.Backing) error {
 // releaseGPU runs on a thread with the context. The order matters: cuFile may deadlock when memory goes before it.
 func (r *Reader) releaseGPU(w *crew.Worker) error {
 	w.Retire()
-	return errors.Join(r.direct.Stop(), r.widen.Unload(w.CUDA), r.staged.Unload(), r.sequences.Unload(w.CUDA), r.mapped.Discard(w), r.arena.Close())
+	r.mapped.Discard(w)
+	return errors.Join(r.direct.Stop(), r.device.Kernels.Unload(w.CUDA), r.arena.Close())
 }

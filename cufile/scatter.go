@@ -1,11 +1,13 @@
 package cufile
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
 	"sync"
 
+	"github.com/hbmfs/hbmfs/cufile/internal/copied"
 	"github.com/hbmfs/hbmfs/cufile/internal/crew"
 	"github.com/hbmfs/hbmfs/cufile/internal/mapped"
 	"github.com/hbmfs/hbmfs/cufile/internal/sequences"
@@ -33,7 +35,7 @@ type scattering struct {
 
 	to    crew.Destination
 	parts []part
-	rows  []mapped.Rows  // of parts
+	rows  []source.Rows  // of parts
 	room  *[]source.Span // memory of the parts' spans, which is used again; may be nil
 }
 
@@ -46,12 +48,15 @@ func (s *scattering) memory(n int) []source.Span {
 	return *s.room
 }
 
-// look finds the spans, and what else is to be written.
+// look finds the spans, those that the device may see, and what else is to be written.
 func (s *scattering) look() (err error) {
 	if s.locate != nil {
 		if s.parts, err = s.locate(); err != nil {
 			return err
 		}
+	}
+	for i := range s.parts {
+		s.rows = append(s.rows, s.seen(&s.parts[i]))
 	}
 	if s.also == nil {
 		return nil
@@ -61,11 +66,8 @@ func (s *scattering) look() (err error) {
 }
 
 // launch starts moving the rows that the GPU sees.
-func (s *scattering) launch(w *crew.Worker) (err error) {
-	if err = s.look(); err != nil {
-		return err
-	}
-	if s.rows, err = seenRows(s.parts); err != nil {
+func (s *scattering) launch(w *crew.Worker) error {
+	if err := s.look(); err != nil {
 		return err
 	}
 	return s.r.mapped.MoveRows(w, &s.to, s.rows)
@@ -73,7 +75,7 @@ func (s *scattering) launch(w *crew.Worker) (err error) {
 
 // start moves all, without a goroutine of its own if it can. done is called once nothing is under way.
 func (s *scattering) start(ctx context.Context, done func(Result, error)) {
-	if s.r.mapped != nil && s.r.mapped.PinnedBytes() > 0 && s.r.mapped.Thread.Start(ctx, s.launch, func(err error) {
+	moved := func(err error) { // the rows that the device sees
 		if err != nil && !errors.Is(err, mapped.ErrApart) {
 			done(Result{}, err)
 			return
@@ -84,26 +86,15 @@ func (s *scattering) start(ctx context.Context, done func(Result, error)) {
 			return
 		}
 		done(total, nil)
-	}) {
-		return
 	}
-	atOnce := s.copiedAtOnce()
-	all := func() {
-		total, missing, err := s.copyMapped(ctx)
-		rest := func() { done(s.rest(ctx, total, missing)) }
-		switch {
-		case err != nil:
-			done(Result{}, err)
-		case atOnce && len(missing) > 0:
-			go rest() // ended by ctx
-		default:
-			rest()
-		}
-	}
-	if atOnce {
-		all()
-	} else {
-		go all() // likewise
+	switch {
+	case s.copiedAtOnce():
+		moved(s.copy(ctx))
+	case s.r.copied != nil:
+		go func() { moved(s.copy(ctx)) }() // likewise
+	case s.r.mapped.PinnedBytes() > 0 && s.r.mapped.Thread.Start(ctx, s.launch, moved):
+	default:
+		go func() { moved(cmp.Or(s.look(), mapped.ErrApart)) }() // likewise
 	}
 }
 
@@ -143,53 +134,46 @@ func (s *scattering) changed(ctx context.Context) error {
 	return nil
 }
 
-// took says what became of rows that the GPU may see: what was moved, and the spans that were not. With an error nothing was.
+// took says what became of rows that the device may see: what was moved, and the spans that were not. With an error nothing was.
 func (s *scattering) took(err error) (total Result, missing []part) {
-	if err != nil {
-		for _, p := range s.parts {
-			p.file.seen.Store(false)
-		}
-		return total, s.parts
+	choice := Choice{Mapped, seenWhy}
+	if s.r.copied != nil {
+		choice = Choice{Host, onHost}
 	}
 	for i, p := range s.parts {
-		left := s.rows[i].Missing
+		left := p.spans
+		if err == nil {
+			left = s.rows[i].Missing
+		}
 		if p.file.seen.Store(len(left) == 0); len(left) > 0 {
 			missing = append(missing, part{p.file, left, p.view})
 		}
 		if n := sizeOf(p.spans) - sizeOf(left); n > 0 {
-			result := Result{Moved{Mapped: n}, Choice{Mapped, seenWhy}}
-			p.file.account(result.Moved, result.Choice)
+			result := Result{Choice: choice}
+			result.Moved.count(choice.Path, n)
+			p.file.account(result.Moved, choice)
 			total.add(result)
 		}
 	}
 	return total, missing
 }
 
-// seenRows gives the rows of parts that the GPU may see, small ones of files of Readers that share registrations.
-func seenRows(parts []part) ([]mapped.Rows, error) {
-	r := parts[0].file.r
-	rows, size, count := make([]mapped.Rows, len(parts)), int64(0), 0
-	for i, p := range parts {
-		n := sizeOf(p.spans)
-		if n == 0 {
-			continue
-		}
-		placed, ok := p.file.source.(source.Placed)
-		of := p.file.r
-		if !ok || !r.mapped.Shares(of.mapped) || of.opt.Path != Auto && of.opt.Path != Mapped {
-			return nil, mapped.ErrApart
-		}
-		places := placed.Map()
-		if places == nil {
-			return nil, mapped.ErrApart
-		}
-		rows[i] = mapped.Rows{Of: places, Watch: of.descriptors.Watch(), Spans: p.spans}
-		size, count = size+n, count+len(p.spans)
+// seen gives the rows of a part that the device may see: small ones of files of Readers that share registrations. All others are missing.
+func (s *scattering) seen(p *part) source.Rows {
+	of, n, most := p.file.r, sizeOf(p.spans), int64(copied.SmallRow)
+	if s.r.mapped != nil {
+		most = s.r.device.CUDA.SmallPieces()
 	}
-	if count == 0 || size > bytesMoved || size/int64(count) >= r.device.CUDA.SmallPieces() {
-		return nil, mapped.ErrApart
+	placed, ok := p.file.source.(source.Placed)
+	if !ok || n == 0 || n > bytesMoved || n/int64(len(p.spans)) >= most || p.file.cooling() ||
+		s.r.mapped != nil && (!s.r.mapped.Shares(of.mapped) || of.opt.Path != Auto && of.opt.Path != Mapped) {
+		return source.Rows{Missing: p.spans}
 	}
-	return rows, nil
+	places := placed.Map()
+	if places == nil {
+		return source.Rows{Missing: p.spans}
+	}
+	return source.Rows{Of: places, Watch: of.descriptors.Watch(), Spans: p.spans}
 }
 
 // seenWhy is why a request takes the mapped path where nothing else is to be done.

@@ -212,6 +212,9 @@ func (t *transfer) move(ctx context.Context, path Path, pieces []source.Piece) e
 		return err
 	}
 	o := &t.f.r.opt
+	if o.Path == Auto && o.Reuse && t.f.r.mapped.Full(here) {
+		return t.stage(ctx, here)
+	}
 	left, err := t.f.r.mapped.Move(ctx, &t.to, here, o.Path == Auto && o.Reuse)
 	if err != nil {
 		return err

@@ -41,6 +41,8 @@ type Windows struct {
 	round      atomic.Uint32
 	found      atomic.Int64 // rows that were found in this round
 	waiting    atomic.Int32 // threads that wait for tables to end
+	full       atomic.Bool  // there was no room for a window that was wanted
+	refused    atomic.Int64 // bytes in this round for which there was no room
 
 	mu      sync.Mutex // guards what follows, and file, window and chunk
 	movers  map[*Mover]bool
@@ -51,7 +53,6 @@ type Windows struct {
 	order   *list.List // of *window: those that are registered, the most recently used first
 	chunks  []*chunk
 	bytes   int64         // registered, or about to be
-	refused int64         // bytes in this round for which there was no room
 	changed chan struct{} // closed and replaced when something goes, or is no longer used
 }
 
@@ -142,7 +143,8 @@ func (m *Windows) bring(w *crew.Worker, c *pieces) error {
 	if refused == 0 {
 		return nil
 	}
-	m.refused += refused
+	m.full.Store(true)
+	m.refused.Add(refused)
 	return m.age(w)
 }
 
@@ -244,12 +246,18 @@ func (m *Windows) readLately(n *window) bool {
 // in random order are among them; or until so many times the limit were refused, beside which registering all anew costs little.
 const (
 	roundRows    = 16
+	roundLeast   = 1 << 14 // rows
 	roundRefused = 16
 )
 
+// over says whether a round is over. It needs mu.
+func (m *Windows) over() bool {
+	return m.refused.Load() >= roundRefused*m.limit || m.found.Load() >= max(roundRows*int64(m.order.Len()), roundLeast)
+}
+
 // age discards the windows that were not used in a round, if it is over. It needs mu, which it gives up meanwhile, and the turn.
 func (m *Windows) age(w *crew.Worker) error {
-	if m.refused < roundRefused*m.limit && m.found.Load() < roundRows*int64(m.order.Len()) {
+	if !m.over() {
 		return nil
 	}
 	var stale []*window
@@ -259,7 +267,7 @@ func (m *Windows) age(w *crew.Worker) error {
 			stale = append(stale, n)
 		}
 	}
-	m.refused = 0
+	m.refused.Store(0)
 	m.found.Store(0)
 	m.round.Add(1)
 	m.generation.Add(1)
@@ -364,6 +372,7 @@ func (m *Windows) discard(w *crew.Worker, windows []*window) error {
 // unregistered counts a window that was unregistered. It needs mu.
 func (m *Windows) unregistered(cu *driver.CUDA, n *window) (err error) {
 	f := n.file
+	m.full.Store(false)
 	f.windows[n.index] = nil
 	f.filled[n.index] = f.key.Length <= mostTables*m.limit
 	if n.chunk != nil {
