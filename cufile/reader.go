@@ -340,39 +340,33 @@ func (r *Reader) release() error {
 
 // forget drops the handles and mappings of files that are about to be closed.
 func (r *Reader) forget(files []*source.Backing) error {
-	if r.copied != nil {
-		return r.copied.Forget(files)
-	}
-	if r.mapped == nil {
-		return nil
-	}
-	return r.mapped.Thread.DoAtLast(crew.ClosePatience, func(w *crew.Worker) error {
-		var errs []error
-		for _, b := range files {
-			r.direct.Forget(b)
-			errs = append(errs, r.mapped.Forget(w, b))
-		}
-		return errors.Join(errs...)
-	})
+	return r.drop(context.Background(), files, true, func(f func(*crew.Worker) error) error { return r.mapped.Thread.DoAtLast(crew.ClosePatience, f) })
 }
 
 // letGo gives cuFile handles back, and mappings of a cache's files, so that the files can be closed.
 func (r *Reader) letGo(ctx context.Context, files []*source.Backing) error {
 	files = slices.DeleteFunc(slices.Clone(files), func(b *source.Backing) bool { return !b.Cached && (r.direct == nil || !r.direct.Knows(b)) })
-	if len(files) == 0 {
+	return r.drop(ctx, files, false, func(f func(*crew.Worker) error) error { return r.mapped.Thread.Do(ctx, f) })
+}
+
+// drop has a thread of the device drop handles of files, and mappings of all or of a cache's.
+func (r *Reader) drop(ctx context.Context, files []*source.Backing, all bool, do func(func(*crew.Worker) error) error) error {
+	switch {
+	case len(files) == 0:
+		return nil
+	case r.copied != nil:
+		return r.copied.Forget(files)
+	case r.mapped == nil:
 		return nil
 	}
-	if r.copied != nil {
-		return r.copied.Forget(files)
-	}
-	return r.mapped.Thread.Do(ctx, func(w *crew.Worker) error {
+	return do(func(w *crew.Worker) error {
 		var errs []error
 		for _, b := range files {
 			if err := ctx.Err(); err != nil { // the caller has left, and the rest are in use again
 				return errors.Join(append(errs, err)...)
 			}
 			r.direct.Forget(b)
-			if b.Cached {
+			if all || b.Cached {
 				errs = append(errs, r.mapped.Forget(w, b))
 			}
 		}

@@ -5,7 +5,8 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"sync"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/hbmfs/hbmfs/cufile/internal/copied"
 	"github.com/hbmfs/hbmfs/cufile/internal/crew"
@@ -33,10 +34,17 @@ type scattering struct {
 	locate func() ([]part, error) // finds parts; nil where they are known
 	also   *sequences.Writing     // nil: nothing is said of tokens
 
-	to    crew.Destination
-	parts []part
-	rows  []source.Rows  // of parts
-	room  *[]source.Span // memory of the parts' spans, which is used again; may be nil
+	to     crew.Destination
+	parts  []part
+	rows   []source.Rows  // of parts
+	beside chan outcome   // of rows that are moved beside those that the GPU sees; nil: none are
+	room   *[]source.Span // memory of the parts' spans, which is used again; may be nil
+}
+
+// outcome is how moving spans went.
+type outcome struct {
+	Result
+	err error
 }
 
 // memory is for n spans, until the request has ended.
@@ -65,44 +73,57 @@ func (s *scattering) look() (err error) {
 	return s.also.Check()
 }
 
-// launch starts moving the rows that the GPU sees.
-func (s *scattering) launch(w *crew.Worker) error {
+// launch starts moving the rows that the GPU sees, and others beside them.
+func (s *scattering) launch(ctx context.Context, w *crew.Worker) error {
 	if err := s.look(); err != nil {
 		return err
 	}
-	return s.r.mapped.MoveRows(w, &s.to, s.rows)
+	if err := s.r.mapped.MoveRows(w, &s.to, s.rows); err != nil {
+		return err
+	}
+	if missing, n := s.missing(nil); n > 0 {
+		s.beside = make(chan outcome, 1)
+		go func() { s.beside <- scatterUnseen(ctx, s.to, missing) }() // ended by ctx, and awaited
+	}
+	return nil
 }
 
 // start moves all, without a goroutine of its own if it can. done is called once nothing is under way.
 func (s *scattering) start(ctx context.Context, done func(Result, error)) {
 	moved := func(err error) { // the rows that the device sees
-		if err != nil && !errors.Is(err, mapped.ErrApart) {
-			done(Result{}, err)
+		missing, n := s.missing(err)
+		if n == 0 && err == nil && (s.also == nil || s.also.Begun()) && !s.news() {
+			done(s.took(missing), nil)
 			return
 		}
-		total, missing := s.took(err)
-		if len(missing) > 0 || s.also != nil && !s.also.Begun() || s.news() {
-			go func() { done(s.rest(ctx, total, missing)) }() // ended by ctx
-			return
-		}
-		done(total, nil)
+		go func() { done(s.rest(ctx, missing, err)) }() // ended by ctx
 	}
 	switch {
 	case s.copiedAtOnce():
 		moved(s.copy(ctx))
 	case s.r.copied != nil:
 		go func() { moved(s.copy(ctx)) }() // likewise
-	case s.r.mapped.PinnedBytes() > 0 && s.r.mapped.Thread.Start(ctx, s.launch, moved):
+	case s.r.mapped.PinnedBytes() > 0 && s.r.mapped.Thread.Start(ctx, func(w *crew.Worker) error { return s.launch(ctx, w) }, moved):
 	default:
 		go func() { moved(cmp.Or(s.look(), mapped.ErrApart)) }() // likewise
 	}
 }
 
-// rest moves what launch did not move, and writes what was not begun.
-func (s *scattering) rest(ctx context.Context, total Result, missing []part) (Result, error) {
-	more, err := scatterUnseen(ctx, s.to, missing)
-	total.add(more)
-	if err == nil {
+// rest moves what launch did not move, and writes what was not begun. err is how moving what the device sees went.
+func (s *scattering) rest(ctx context.Context, missing []part, err error) (Result, error) {
+	var more outcome
+	if s.beside != nil {
+		more = <-s.beside
+	}
+	if err != nil && !errors.Is(err, mapped.ErrApart) {
+		return Result{}, err
+	}
+	total := s.took(missing)
+	if s.beside == nil {
+		more = scatterUnseen(ctx, s.to, missing)
+	}
+	total.add(more.Result)
+	if err = more.err; err == nil {
 		err = s.changed(ctx)
 	}
 	if err == nil && s.also != nil {
@@ -134,28 +155,36 @@ func (s *scattering) changed(ctx context.Context) error {
 	return nil
 }
 
-// took says what became of rows that the device may see: what was moved, and the spans that were not. With an error nothing was.
-func (s *scattering) took(err error) (total Result, missing []part) {
+// missing gives the spans of each part that were not moved by the device itself, all with an error, and their bytes.
+func (s *scattering) missing(err error) (list []part, n int64) {
+	list = slices.Clone(s.parts)
+	for i := range list {
+		if err == nil {
+			list[i].spans = s.rows[i].Missing
+		}
+		n += sizeOf(list[i].spans)
+	}
+	return list, n
+}
+
+// took counts what was moved: all but what is missing.
+func (s *scattering) took(missing []part) Result {
+	total := Result{Choice: Choice{s.r.opt.Path, "there is nothing to move"}}
 	choice := Choice{Mapped, seenWhy}
 	if s.r.copied != nil {
 		choice = Choice{Host, onHost}
 	}
 	for i, p := range s.parts {
-		left := p.spans
-		if err == nil {
-			left = s.rows[i].Missing
-		}
-		if p.file.seen.Store(len(left) == 0); len(left) > 0 {
-			missing = append(missing, part{p.file, left, p.view})
-		}
-		if n := sizeOf(p.spans) - sizeOf(left); n > 0 {
+		left := sizeOf(missing[i].spans)
+		p.file.seen.Store(left == 0)
+		if n := sizeOf(p.spans) - left; n > 0 {
 			result := Result{Choice: choice}
 			result.Moved.count(choice.Path, n)
 			p.file.account(result.Moved, choice)
 			total.add(result)
 		}
 	}
-	return total, missing
+	return total
 }
 
 // seen gives the rows of a part that the device may see: small ones of files of Readers that share registrations. All others are missing.
@@ -187,29 +216,20 @@ func sizeOf(spans []source.Span) (n int64) {
 }
 
 // scatterUnseen moves spans that the GPU may not see yet, of all files at once. One that fails ends the others. The choice is that of the first bytes.
-func scatterUnseen(ctx context.Context, to crew.Destination, parts []part) (total Result, err error) {
-	inner, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
+func scatterUnseen(ctx context.Context, to crew.Destination, parts []part) (total outcome) {
 	results := make([]Result, len(parts))
-	var wg sync.WaitGroup
+	group, inner := errgroup.WithContext(ctx)
 	for i, p := range parts {
-		move := func() {
-			var err error
-			if results[i], err = p.scatter(inner, to); err != nil {
-				cancel(err) // which keeps the first reason
-			}
-		}
-		if i < len(parts)-1 {
-			wg.Go(move)
-		} else {
-			move()
-		}
+		group.Go(func() (err error) {
+			results[i], err = p.scatter(inner, to)
+			return err
+		})
 	}
-	wg.Wait()
+	total.err = cmp.Or(group.Wait(), ctx.Err())
 	for _, result := range results {
 		total.add(result)
 	}
-	return total, context.Cause(inner)
+	return total
 }
 
 // scatter moves spans to their places. It returns when nothing writes to the target any more.

@@ -98,6 +98,7 @@ type transfer struct {
 // run moves spans by groups of the files that hold them. When it returns, also with an error, nothing is under way.
 func (t *transfer) run(ctx context.Context, spans []source.Span) error {
 	err := t.f.eachGroup(ctx, spans, func(pieces []source.Piece, first, inMount bool) error {
+		source.Announce(ctx, t.f.source, t.f.r.descriptors, pieces)
 		if first {
 			t.Result = Result{}
 			if t.view != nil {
@@ -127,7 +128,6 @@ func (f *File) eachGroup(ctx context.Context, spans []source.Span, fn func(piece
 		if err != nil {
 			return err
 		}
-		source.Announce(ctx, f.source, h, pieces)
 		for i, g := range source.Split(pieces, h.Share()) {
 			if err := h.Pinned(ctx, g.Files, func() error { return fn(g.Pieces, i == 0, inMount) }); err != nil {
 				return err

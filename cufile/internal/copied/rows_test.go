@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/hbmfs/hbmfs/cufile/internal/device"
 	"github.com/hbmfs/hbmfs/cufile/internal/source"
 )
 
@@ -205,8 +206,8 @@ func TestMemoryThatIsNone(t *testing.T) {
 // TestFewMappings maps as many files as there is room for, and leaves the rows of others out.
 func TestFewMappings(t *testing.T) {
 	s := newShelf(t, 1, 4096)
-	if n := mappings(); n < 10 || n > mostMappings() {
-		t.Errorf("%d mappings of %d", n, mostMappings())
+	if n := mappings(); n < 10 || n > device.MostMappings() {
+		t.Errorf("%d mappings of %d", n, device.MostMappings())
 	}
 	s.m.full = true
 	name := filepath.Join(t.TempDir(), "more")

@@ -4,16 +4,14 @@ import (
 	"container/list"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/cufile/internal/crew"
+	"github.com/hbmfs/hbmfs/cufile/internal/device"
 	"github.com/hbmfs/hbmfs/cufile/internal/driver"
 	"github.com/hbmfs/hbmfs/cufile/internal/source"
 )
@@ -57,25 +55,13 @@ type Windows struct {
 }
 
 func newWindows(key registryKey) *Windows {
-	m := &Windows{key: key, size: key.size, limit: max(key.pinned, 2*key.size), mostFiles: mostMapped(), contexts: map[int32]driver.Handle{},
+	m := &Windows{key: key, size: key.size, limit: max(key.pinned, 2*key.size), mostFiles: max(device.MostMappings()/4, 1), contexts: map[int32]driver.Handle{},
 		turn: make(chan struct{}, 1), movers: map[*Mover]bool{}, used: map[*source.Backing]*file{}, files: map[source.Version]*file{},
 		ahead: map[*crew.Worker]*file{}, order: list.New(), changed: make(chan struct{})}
 	m.generation.Store(1)
 	m.round.Store(1)
 	m.fill = newFiller(m)
 	return m
-}
-
-// mostMapped bounds the mapped files: a quarter of the mappings that a process may have, 65,530 in all as a rule.
-func mostMapped() int {
-	const usual, file = 65530, "/proc/sys/vm/max_map_count"
-	most := usual
-	if text, err := os.ReadFile(file); err == nil {
-		if n, err := strconv.Atoi(strings.TrimSpace(string(text))); err == nil {
-			most = n
-		}
-	}
-	return max(most/4, 1)
 }
 
 // notify needs mu.

@@ -55,8 +55,7 @@ func (p *known) covers(offset, n int64) bool {
 	if time.Now().Before(p.again) {
 		return true
 	}
-	q := spans{runs: p.runs}
-	for i := q.find(offset); i < len(p.runs) && p.runs[i].Logical < offset+n; i++ {
+	for i := findRun(p.runs, offset); i < len(p.runs) && p.runs[i].Logical < offset+n; i++ {
 		if p.runs[i].Object == pendingObject {
 			return false
 		}

@@ -299,27 +299,22 @@ func (m *mountedFile) redeem(ctx context.Context, ticket control.Ticket, files [
 	if err != nil {
 		return fmt.Errorf("open %s: %w", files[0].Name, crowded(err))
 	}
-	errs := make([]error, len(got))
 	var refused []uint64 // that came, while no more descriptors may be open
 	m.mu.Lock()
 	for i := range got {
-		came := got[i].File != nil
-		if errs[i] = files[i].redeem(&got[i], m.opener.descriptors, before+i); errs[i] == nil {
+		came, failed := got[i].File != nil, files[i].redeem(&got[i], m.opener.descriptors, before+i)
+		if failed == nil {
 			m.lent[files[i]] = true
 		} else if came {
 			refused = append(refused, files[i].Object)
 		}
+		err = cmp.Or(err, failed)
 	}
 	m.mu.Unlock()
 	if len(refused) > 0 {
 		m.connection().giveBack(ctx, refused)
 	}
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	return err
 }
 
 // crowded names a daemon's refusal to lend more, and that this process may have no more open.
