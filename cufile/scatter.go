@@ -291,10 +291,6 @@ func (f *File) scatterByArena(ctx context.Context, to *crew.Destination, spans [
 // cut cuts spans into parts of at most limit bytes, and leaves empty ones out.
 func cut(spans []source.Span, limit int64) func(yield func([]source.Span) bool) {
 	return func(yield func([]source.Span) bool) {
-		if within(spans, limit) {
-			yield(spans)
-			return
-		}
 		part, size := []source.Span(nil), int64(0)
 		for _, s := range spans {
 			for s.N > 0 {
@@ -313,14 +309,4 @@ func cut(spans []source.Span, limit int64) func(yield func([]source.Span) bool) 
 			yield(part)
 		}
 	}
-}
-
-// within says whether spans, of which there are some, and none is empty, are one part.
-func within(spans []source.Span, limit int64) bool {
-	for i := range spans {
-		if limit -= spans[i].N; limit < 0 || spans[i].N == 0 {
-			return false
-		}
-	}
-	return len(spans) > 0
 }

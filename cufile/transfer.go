@@ -219,7 +219,7 @@ func (t *transfer) move(ctx context.Context, path Path, pieces []source.Piece) e
 	if err != nil {
 		return err
 	}
-	t.Moved.count(Mapped, bytesOf(here)-bytesOf(left))
+	t.Moved.count(Mapped, source.BytesOf(here)-source.BytesOf(left))
 	return t.stage(ctx, left)
 }
 
@@ -257,13 +257,6 @@ func (t *transfer) stage(ctx context.Context, pieces []source.Piece) error {
 
 // inline says whether the bytes of a piece exist only in the mount.
 func inline(p source.Piece) bool { return p.File.Inline }
-
-func bytesOf(pieces []source.Piece) (n int64) {
-	for i := range pieces {
-		n += pieces[i].N
-	}
-	return n
-}
 
 // rows appends spans of length bytes that land one after the other. It refuses those that the file does not have, with ErrOutOfRange.
 func (f *File) rows(list []source.Span, offsets []int64, length int64) ([]source.Span, error) {

@@ -19,11 +19,7 @@ func (m *Mover) Move(ctx context.Context, to *crew.Destination, list []source.Pi
 	if err := unchanged(list); err != nil || len(list) == 0 {
 		return nil, err
 	}
-	total := int64(0)
-	for i := range list {
-		total += list[i].N
-	}
-	c := &pieces{m: m, list: slices.Clone(list), keep: keep, to: to, kernel: total/int64(len(list)) < m.cu.SmallPieces()}
+	c := &pieces{m: m, list: slices.Clone(list), keep: keep, to: to, kernel: source.BytesOf(list)/int64(len(list)) < m.cu.SmallPieces()}
 	err = m.Thread.RunQuiet(ctx, 1, 1, func(w *crew.Worker, _ int64) error {
 		for len(c.list) > 0 {
 			if err := w.JobContext().Err(); err != nil {
@@ -144,8 +140,8 @@ func (m *Mover) find(b *source.Backing, offset int64) (at driver.Pointer, n int6
 	return at, n
 }
 
-// Sees says whether all pieces are registered but those whose bytes exist only in the mount. Their files are open.
-func (m *Mover) Sees(list []source.Piece) bool {
+// Unseen gives the bytes of pieces that are not registered. Those that exist only in the mount do not count. The files are open.
+func (m *Mover) Unseen(list []source.Piece) (n int64) {
 	for i := range list {
 		p := &list[i]
 		if p.File.Inline {
@@ -157,35 +153,28 @@ func (m *Mover) Sees(list []source.Piece) bool {
 			m.windows.mu.Unlock()
 		}
 		for at := p.Offset; at < p.Offset+p.N; {
-			from, n := m.find(p.File, at)
-			if from == 0 {
-				return false
+			_, seen := m.find(p.File, at)
+			if seen == 0 {
+				n += p.Offset + p.N - at
+				break
 			}
-			at += n
+			at += seen
 		}
 	}
-	return true
+	return n
 }
 
-// Full says that there is no room for windows of pieces, of which less than half is seen: to move them another way is faster. All are small.
+// Full says that there is no room for windows of small pieces, of which less than half is seen: to move them another way is faster.
 func (m *Mover) Full(list []source.Piece) bool {
-	w := m.windows
-	if !w.full.Load() {
+	w, total := m.windows, source.BytesOf(list)
+	if !w.full.Load() || total >= w.size/4*int64(len(list)) {
 		return false
 	}
-	seen, total := int64(0), int64(0)
-	for i := range list {
-		p := &list[i]
-		if p.N >= w.size/4 {
-			return false
-		}
-		_, n := m.find(p.File, p.Offset)
-		seen, total = seen+min(n, p.N), total+p.N
-	}
-	if 2*seen >= total {
+	unseen := m.Unseen(list)
+	if 2*unseen <= total {
 		return false
 	}
-	w.refused.Add(total - seen)
+	w.refused.Add(unseen)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return !w.over()

@@ -19,6 +19,14 @@ type Piece struct {
 	N      int64
 }
 
+// BytesOf gives the bytes of pieces.
+func BytesOf(pieces []Piece) (n int64) {
+	for i := range pieces {
+		n += pieces[i].N
+	}
+	return n
+}
+
 // FilesOf gives each file of pieces once.
 func FilesOf(pieces []Piece) (files []*Backing) {
 	seen, last := map[*Backing]bool{}, (*Backing)(nil)

@@ -46,9 +46,7 @@ const mostPacked = 2*driver.PageSize/driver.PieceBytes - 1
 // Move reads pieces, and gives their bytes. cold says that they are not in the page cache. readers counts those that
 // share the machine. When it returns, also with an error, nothing is under way.
 func (m *Mover) Move(ctx context.Context, to *crew.Destination, pieces []source.Piece, cold bool, readers func() int) (moved int64, err error) {
-	for _, p := range pieces {
-		moved += p.N
-	}
+	moved = source.BytesOf(pieces)
 	threads := m.opt.Threads
 	if m.pace != nil {
 		threads = m.pace.Limit(crew.MostThreads(runtime.NumCPU(), readers()))
