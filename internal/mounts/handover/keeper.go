@@ -109,7 +109,7 @@ type daemon struct {
 	program    int // descriptor, of one that a request has started; else 0
 	prepared   bool
 	served     bool // it has told all it had, which it does once it answers the kernel
-	asked      int // the connection of the request, -1 for none
+	asked      int  // the connection of the request, -1 for none
 	check      bool
 	began      time.Time
 	missed     map[string]bool // names of files that were kept or forgotten since it started
