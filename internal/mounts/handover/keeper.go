@@ -108,7 +108,7 @@ type daemon struct {
 	child      *exec.Cmd
 	program    int // descriptor, of one that a request has started; else 0
 	prepared   bool
-	served     bool // it has told all it had, which it does once it answers the kernel
+	served     bool // it answers the kernel
 	asked      int  // the connection of the request, -1 for none
 	check      bool
 	began      time.Time
@@ -239,14 +239,7 @@ func (k *keeper) hear(d *daemon) {
 	case m.fields["READY"] != "" && d == k.next:
 		k.serves(d)
 	case m.fields["READY"] != "" && d == k.now:
-		k.answer(d, "OK="+strconv.Itoa(d.pid))
-		d.served, k.whole, k.tries = true, true, 0
-		if k.before == nil && k.spare.daemon == nil {
-			k.renewSpare(0)
-		}
-		if k.relieves {
-			_ = send(d.socket, say("KEEPS=1")) // a daemon that has died needs no telling
-		}
+		k.served(d)
 	case m.fields["SETTLE"] != "":
 		k.settle(d, m.fields["SETTLE"])
 	case m.fields["RETIRE"] != "" && m.fd >= 0:
@@ -295,6 +288,18 @@ func (k *keeper) serves(d *daemon) {
 		k.dropSpares() // of the program before: START brings another
 	}
 	k.spare.due = time.Time{}
+}
+
+// served notes that the daemon has told all it had, which it does once it answers the kernel.
+func (k *keeper) served(d *daemon) {
+	k.answer(d, "OK="+strconv.Itoa(d.pid))
+	d.served, k.whole, k.tries = true, true, 0
+	if k.before == nil && k.spare.daemon == nil {
+		k.renewSpare(0)
+	}
+	if k.relieves {
+		_ = send(d.socket, say("KEEPS=1")) // a daemon that has died needs no telling
+	}
 }
 
 // dies handles the end of a daemon's first thread: the others follow.
