@@ -44,7 +44,8 @@
 //	FDNAME=x               (descriptor) kept since, or with FDSTOREREMOVE=1 forgotten; before ADOPT
 //	ADOPT=crash|upgrade DIED=n   nobody else serves; n is CLOCK_MONOTONIC at the end of the daemon before, in ns
 //
-// systemd gives descriptors at the start (LISTEN_FDS), and the next daemon adopts at once.
+// systemd gives descriptors at the start (LISTEN_FDS), and the next daemon adopts at once. One that cannot leaves a count of such daemons in the store; the third
+// takes all descriptors back.
 //
 // # The state
 //
