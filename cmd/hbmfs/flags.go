@@ -68,16 +68,16 @@ func completeMounts(*cobra.Command, []string, string) ([]string, cobra.ShellComp
 	return points, cobra.ShellCompDirectiveNoFileComp
 }
 
-// choice is a flag that takes one of a few words.
-type choice struct {
+// oneOf is a flag that takes one of a few words.
+type oneOf struct {
 	to    *string
 	words []string
 }
 
-func (c choice) String() string { return *c.to }
-func (c choice) Type() string   { return "word" }
+func (c oneOf) String() string { return *c.to }
+func (c oneOf) Type() string   { return "word" }
 
-func (c choice) Set(text string) error {
+func (c oneOf) Set(text string) error {
 	for _, w := range c.words {
 		if strings.EqualFold(text, w) {
 			*c.to = w
@@ -90,7 +90,7 @@ func (c choice) Set(text string) error {
 // addChoice adds a flag that takes one of words, which a shell completes.
 func addChoice(cmd *cobra.Command, to *string, name, value, usage string, words ...string) {
 	*to = value
-	cmd.Flags().Var(choice{to, words}, name, usage)
+	cmd.Flags().Var(oneOf{to, words}, name, usage)
 	completeFlag(cmd, name, words...)
 }
 

@@ -5,10 +5,10 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"time"
 
 	"github.com/spf13/pflag"
 
+	"github.com/hbmfs/hbmfs/cache/fetch"
 	"github.com/hbmfs/hbmfs/internal/daemon/dataset"
 )
 
@@ -31,7 +31,7 @@ func addSourceFlags(f *pflag.FlagSet, c *dataset.Options) {
 // addRequestFlags adds the flags of requests to a remote source.
 func addRequestFlags(f *pflag.FlagSet, c *dataset.Options) {
 	f.IntVar(&c.Connections, "connections", 16, "requests to a remote source at once")
-	f.DurationVar(&c.Patience, "patience", 2*time.Minute, "how long a remote source may take for the next MiB of a read, or for a smaller one, before it fails with EIO")
+	f.DurationVar(&c.Patience, "patience", fetch.Patience, "how long a remote source may take for the next MiB of a read, or for a smaller one, before it fails with EIO")
 	f.StringSliceVar(&c.Caches, "through", nil, "caches that are asked before a remote source, as http://HOST:PORT,http://HOST:PORT: each holds its share")
 	f.Var(&c.MaxListing, "max-listing", "memory that the names of a remote source may take (default 1GiB)")
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/commands/top"
 	"github.com/hbmfs/hbmfs/internal/mounts/onmount"
 	"github.com/hbmfs/hbmfs/internal/sys/aside"
+	"github.com/hbmfs/hbmfs/internal/sys/pause"
 	"github.com/hbmfs/hbmfs/internal/text/cli"
 )
 
@@ -38,7 +39,7 @@ A mount whose daemon is gone, stopped or stuck is shown as such, and the exit co
 		ValidArgsFunction: completeMounts,
 	}
 	c.takeJSON(cmd)
-	cmd.Flags().DurationVar(&c.patience, "timeout", onmount.Patience, "how long a mount may take to answer")
+	cmd.Flags().DurationVar(&c.patience, "timeout", pause.Patience, "how long a mount may take to answer")
 	return cmd
 }
 

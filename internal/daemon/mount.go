@@ -135,7 +135,7 @@ func (m *Mount) checkPoint(ctx context.Context) error {
 
 // clearDead takes the mount away that is at the mount point, if its daemon is gone. Readers that still hold passthrough files
 // go on.
-func (m *Mount) clearDead(ctx context.Context, place *mountpoint.Place) error {
+func (m *Mount) clearDead(ctx context.Context, place *mountpoint.Location) error {
 	switch a := onmount.Ask(ctx, place.Path); {
 	case ctx.Err() != nil:
 		return ctx.Err()

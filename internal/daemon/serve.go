@@ -172,7 +172,7 @@ func openTracer(version string, log *slog.Logger) *trace.Tracer {
 
 // closeTracer sends the last spans, if the collector takes them soon.
 func closeTracer(tracer *trace.Tracer) {
-	const soon = 3 * time.Second
+	const soon = 3 * time.Second // somebody may wait for the end of the daemon
 	ctx, cancel := context.WithTimeout(context.Background(), soon)
 	defer cancel()
 	_ = tracer.Close(ctx) // the log names lost spans

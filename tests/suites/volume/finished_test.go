@@ -205,7 +205,7 @@ func TestKilledInsideItsFile(t *testing.T) {
 		why := `file "` + c.file + `" is not whole`
 		if !blackbox.Within(patience, func() bool {
 			s := v.status(t).Checkpoints
-			i := slices.IndexFunc(s.Drafts, func(d status.Draft) bool { return d.Name == c.name })
+			i := slices.IndexFunc(s.Drafts, func(d status.DraftState) bool { return d.Name == c.name })
 			return v.published(c.name) || i >= 0 && strings.Contains(s.Drafts[i].Refused, why)
 		}) || v.published(c.name) {
 			t.Errorf("%s: published: %v; %+v", c.name, v.published(c.name), v.status(t).Checkpoints)
