@@ -22,7 +22,7 @@ func (c *counters) openFiles() status.OpenFiles {
 
 func (m *Mount) status() status.Status {
 	s := status.Status{
-		Version: m.opt.Version, PID: os.Getpid(), Source: m.opt.Source, MountPoint: m.point, Started: m.started,
+		Version: m.opt.Version, PID: os.Getpid(), Source: m.opt.Source, MountPoint: m.point, Started: m.started, Log: m.opt.LogFile,
 		Objects: len(m.listing.Objects), Bytes: m.listing.Bytes(), Problems: len(m.listing.Problems), Indexing: !m.found.made.Load(),
 		Notes: m.notesFor(m.access.toldOf), Sets: []status.Set{}, Control: m.control.Status(),
 		Counters: status.Counters{

@@ -14,6 +14,7 @@ type Status struct {
 	Source      string        `json:"source"`
 	MountPoint  string        `json:"mount_point"`
 	Started     time.Time     `json:"started"`
+	Log         string        `json:"log,omitempty"` // file that the daemon logs to; none in the foreground
 	Objects     int           `json:"objects"`
 	Bytes       int64         `json:"bytes"`
 	Passthrough Passthrough   `json:"passthrough"`
