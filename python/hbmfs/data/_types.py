@@ -79,8 +79,9 @@ def starts_of(starts: Any, what: str = "starts") -> Ints:
 
 def count_of(what: str, n: Any) -> int:
     """A number of tokens, as a caller gives it."""
+    given: Any = None if isinstance(n, bool) else n
     try:
-        count = operator.index(None if isinstance(n, bool) else n)
+        count = operator.index(given)
     except TypeError as err:
         raise DtypeError(f"{what} is a {type(n).__name__} and must be an integer") from err
     if not 0 <= count < 1 << 62:
