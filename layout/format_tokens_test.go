@@ -30,7 +30,7 @@ func textTokens(seed uint64, n, vocabulary, width int) []byte {
 
 func TestTokensGolden(t *testing.T) {
 	v := checkTokenSets(t, "nanogpt", "tokens", 2)
-	if len(v.Sets) != 2 || !strings.Contains(strings.Join(v.Sets[0].Notes, ""), "inferred from values") {
+	if len(v.Sets) != 2 || !strings.Contains(strings.Join(v.Sets[0].Notes, ""), "guessed from the values") {
 		t.Errorf("%d sets, notes %q: it should be said that the dtype was inferred", len(v.Sets), v.Sets[0].Notes)
 	}
 }
@@ -44,6 +44,7 @@ func TestGuessTokensFindsTokens(t *testing.T) {
 		}
 		return b
 	}
+	code := newCodeLengths()
 	for name, c := range map[string]struct {
 		head []byte
 		want DType
@@ -60,13 +61,14 @@ func TestGuessTokensFindsTokens(t *testing.T) {
 		"characters, wide": {letters(65, 4), U32},
 		"four symbols":     {letters(4, 2), U16},
 	} {
-		if got := guessTokens(c.head); got.dtype != c.want || got.other != "" {
+		if got := guessTokens(c.head, code); got.dtype != c.want || got.other != "" {
 			t.Errorf("%s: %s %q, want %s", name, got.dtype, got.other, c.want)
 		}
 	}
 }
 
 func TestGuessTokensRefusesOthers(t *testing.T) {
+	code := newCodeLengths()
 	r := rand.New(rand.NewPCG(1, 2))
 	make4k := func(width int, value func(i int) uint64) []byte {
 		b := make([]byte, 4096)
@@ -122,7 +124,7 @@ func TestGuessTokensRefusesOthers(t *testing.T) {
 		"too few":           textTokens(1, 10, 50257, 2),
 	}
 	for name, head := range heads {
-		if got := guessTokens(head[:min(len(head), headSize)]); got.dtype != DTypeUnknown {
+		if got := guessTokens(head[:min(len(head), headSize)], code); got.dtype != DTypeUnknown {
 			t.Errorf("%s is taken for tokens of %s", name, got.dtype)
 		}
 	}
@@ -131,7 +133,7 @@ func TestGuessTokensRefusesOthers(t *testing.T) {
 		for i := range head {
 			head[i] = byte(r.Uint32())
 		}
-		if got := guessTokens(head); got.dtype != DTypeUnknown {
+		if got := guessTokens(head, code); got.dtype != DTypeUnknown {
 			t.Fatalf("%d random bytes are taken for tokens of %s", len(head), got.dtype)
 		}
 	}

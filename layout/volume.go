@@ -35,6 +35,7 @@ type Volume struct {
 	decoded  *kept
 	mu       sync.Mutex
 	problems []Problem
+	hints    []Problem // fixed once Index returns
 }
 
 // Problem is something wrong in the dataset. It makes the object that it names, or a view, less than it should be,
@@ -56,6 +57,13 @@ func (v *Volume) Problems() []Problem {
 	out := slices.Clone(v.problems)
 	slices.SortStableFunc(out, func(a, b Problem) int { return ComparePaths(a.Object, b.Object) })
 	return out
+}
+
+// Hints returns what may be in the dataset without being shown, and the flag that shows it, ordered by object. These are no problems.
+func (v *Volume) Hints() []Problem { return v.hints }
+
+func (v *Volume) hint(o *Object, detail string) {
+	v.hints = append(v.hints, Problem{Object: o.Name, Detail: detail})
 }
 
 func (v *Volume) problem(o *Object, off int64, format string, args ...any) {
@@ -112,6 +120,7 @@ func Index(ctx context.Context, objects []*Object, opt Options) (*Volume, error)
 		return nil, fmt.Errorf("no %s dataset is here%s", opt.Format, x.firstProblem())
 	}
 	slices.SortStableFunc(v.Sets, func(a, b *Set) int { return ComparePaths(a.ViewDir(), b.ViewDir()) })
+	slices.SortStableFunc(v.hints, func(a, b Problem) int { return ComparePaths(a.Object, b.Object) })
 	v.Views = views(v)
 	return v, v.selections(opt.Select)
 }
@@ -142,8 +151,9 @@ func probe(ctx context.Context, v *Volume, formats []format) ([]probedObject, er
 }
 
 func probeOne(ctx context.Context, v *Volume, formats []format, o *Object, buf []byte) probedObject {
-	if o.Whole { // an index claims it, or nobody does
-		return probedObject{format: -1}
+	if o.Whole { // an index claims it, or --dtype
+		i := slices.IndexFunc(formats, func(f format) bool { return f.name == tokensFormat && isTokenName(o.Name) })
+		return probedObject{i, tokenGuess{unseen: true}}
 	}
 	head := buf[:min(o.Size, headSize)]
 	if n, err := o.ReadAt(ctx, head, 0); n < len(head) {

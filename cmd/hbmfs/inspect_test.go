@@ -86,8 +86,8 @@ func TestInspectReadsTheTypeOfOneFile(t *testing.T) {
 		manifest := filepath.Join(out, layout.ManifestName)
 		for _, c := range []struct{ says, then string }{
 			{"the dtype is that of hbmfs-manifest.json", `"size": 1`},
-			{"the dtype was inferred from values", "{"},
-			{"the dtype was inferred from values", ""},
+			{"the dtype was guessed from the values", "{"},
+			{"the dtype was guessed from the values", ""},
 		} {
 			code, stdout, stderr := said("inspect", filepath.Join(out, "train.bin"))
 			if code != exitOK || !strings.Contains(stdout, c.says) || !strings.Contains(stdout, " "+dtype+" ") {
