@@ -192,6 +192,9 @@ func (m *Mount) info(n *node, number int, b *layout.Body) control.FileInfo {
 		i.Generation = inoOf(n.name, string(m.control.epoch[:])) ^ n.ino
 		if file := n.view.file; file != nil {
 			i.DType, i.ElementSize, i.Tokens = uint32(file.DType), uint32(file.DType.Size()), file.Tokens
+			if file.Guessed {
+				i.Flags |= control.InfoGuessed
+			}
 		}
 	}
 	return i

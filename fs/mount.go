@@ -92,6 +92,7 @@ type Mount struct {
 	volume    atomic.Pointer[layout.Volume]
 	viewsMade atomic.Bool // or it failed
 
+	found        foundViews
 	looked       chan struct{}          // closed when look is over
 	unrecognized atomic.Pointer[string] // why
 	unfrozen     atomic.Pointer[string] // why not, where Options.Frozen asks for it; valid once Ready is closed

@@ -1,8 +1,10 @@
 package fs
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -50,6 +52,24 @@ func (n *notes) addProblems(problems []layout.Problem, told func(object string) 
 	}
 }
 
+// addGuesses names the types that the values of files alone show, a line for each type.
+func (n *notes) addGuesses(sets []*layout.Set, told func(object string) bool) {
+	files, first := map[layout.DType]int{}, map[layout.DType]string{}
+	for _, s := range sets {
+		if name := s.Shards[0].Name; s.Guessed && told(name) {
+			files[s.DType] += len(s.Shards)
+			first[s.DType] = cmp.Or(first[s.DType], name)
+		}
+	}
+	for _, d := range slices.Sorted(maps.Keys(files)) {
+		more := ""
+		if files[d] > 1 {
+			more = fmt.Sprintf(" and %d more files", files[d]-1)
+		}
+		n.add(fmt.Sprintf("%s%s: no header, so the type %s was guessed from the values; --dtype sets it", first[d], more, d.Long()))
+	}
+}
+
 // Notes returns the findings so far, one line each. Names in them are the dataset's.
 func (m *Mount) Notes() []string {
 	all := m.notesFor(func(string) bool { return true })
@@ -77,6 +97,12 @@ func (m *Mount) notesFor(told func(object string) bool) []string {
 	n.addProblems(m.listing.Problems, told)
 	if v := m.volume.Load(); v != nil {
 		n.addProblems(v.Problems(), told)
+		n.addGuesses(v.Sets, told)
+		for _, h := range v.Hints() {
+			if told(h.Object) {
+				n.add(h.String())
+			}
+		}
 	}
 	if why := m.unrecognized.Load(); why != nil {
 		n.add("the dataset could not be recognized, so it has no views: " + *why)
@@ -102,10 +128,10 @@ func (m *Mount) inspected() string {
 // others.
 const lookTime = 400 * time.Millisecond
 
-// look reads the indexes of local shards for lookTime. The views use them later.
+// look reads the indexes of local shards for lookTime, and counts the views. The views use the indexes later.
 func (m *Mount) look(ctx context.Context) {
 	v := m.volume.Load()
-	if v == nil || m.opt.Remote.Origin != nil { // there each costs a request
+	if v == nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, lookTime)
@@ -114,10 +140,22 @@ func (m *Mount) look(ctx context.Context) {
 	for _, p := range v.Problems() {
 		known[p] = true
 	}
+	remote := m.opt.Remote.Origin != nil // there each index costs a request
 	for _, s := range v.Sets {
-		if s.Resolve(ctx) != nil { // bad shards are problems: the error is the time's
+		if !remote && s.Resolve(ctx) != nil { // bad shards are problems: the error is the time's
 			break
 		}
+	}
+	for i := range v.Views {
+		view := &v.Views[i]
+		if view.Set.NeedsReading() {
+			continue
+		}
+		exists, err := view.Exists(ctx)
+		if ctx.Err() != nil {
+			break
+		}
+		m.found.note(view.Path, err == nil && exists)
 	}
 	m.logProblems(slices.DeleteFunc(v.Problems(), func(p layout.Problem) bool { return known[p] }))
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"iter"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hbmfs/hbmfs/cache"
@@ -41,6 +43,28 @@ func (v *lazyView) get(ctx context.Context) (*layout.File, error) {
 	return v.file, nil
 }
 
+// foundViews counts the views that were built, or found to be absent.
+type foundViews struct {
+	known         sync.Map // by path
+	there, absent atomic.Int64
+}
+
+func (f *foundViews) note(path string, exists bool) {
+	switch _, known := f.known.LoadOrStore(path, nil); {
+	case known:
+	case exists:
+		f.there.Add(1)
+	default:
+		f.absent.Add(1)
+	}
+}
+
+// count returns how many of all views are there, and how many nobody has built yet.
+func (f *foundViews) count(all int) (there, unbuilt int) {
+	there = int(f.there.Load())
+	return there, max(0, all-there-int(f.absent.Load()))
+}
+
 // viewEntries makes the nodes of .hbmfs/views. A view is for users who may read all objects behind it.
 func (m *Mount) viewEntries(v *layout.Volume, of *cache.Listing, rights *access) []entry {
 	var entries []entry
@@ -59,7 +83,10 @@ func (m *Mount) viewEntries(v *layout.Volume, of *cache.Listing, rights *access)
 			n.dir = &directory{expand: m.memberEntries(view, rights)}
 		} else {
 			n.kind, n.view = kindView, &lazyView{build: view.File}
-			n.view.tell = func(f *layout.File) error { return m.recordTold(&n, f) }
+			n.view.tell = func(f *layout.File) error {
+				m.found.note(view.Path, f != nil)
+				return m.recordTold(&n, f)
+			}
 		}
 		m.adopt(&n)
 		entries = append(entries, entry{view.Path, &n})

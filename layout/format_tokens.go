@@ -125,7 +125,7 @@ func (d *directory) unknownTokens(members []member) {
 		if len(large) > 1 {
 			more = fmt.Sprintf("it and %d more files of this directory: ", len(large)-1)
 		}
-		d.volume.hint(large[0].object, more+sentences[i])
+		d.volume.hints = append(d.volume.hints, Hint{large[0].object.Name, more + sentences[i]})
 	}
 }
 

@@ -146,7 +146,7 @@ func (s *Set) Resolve(ctx context.Context) error {
 		return nil
 	}
 	var err error
-	if slices.ContainsFunc(s.Shards, func(h *Shard) bool { return h.resolve != nil }) {
+	if s.NeedsReading() {
 		err = s.each(ctx, resolveShard, nil)
 	}
 	s.resolved = err == nil
@@ -154,6 +154,13 @@ func (s *Set) Resolve(ctx context.Context) error {
 		s.summarize(s)
 	}
 	return err
+}
+
+// NeedsReading reports whether Resolve has indexes to read.
+func (s *Set) NeedsReading() bool {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return slices.ContainsFunc(s.Shards, func(h *Shard) bool { return h.resolve != nil })
 }
 
 func resolveShard(ctx context.Context, h *Shard) error {

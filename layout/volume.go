@@ -35,7 +35,7 @@ type Volume struct {
 	decoded  *kept
 	mu       sync.Mutex
 	problems []Problem
-	hints    []Problem // fixed once Index returns
+	hints    []Hint // fixed once Index returns
 }
 
 // Problem is something wrong in the dataset. It makes the object that it names, or a view, less than it should be,
@@ -59,12 +59,16 @@ func (v *Volume) Problems() []Problem {
 	return out
 }
 
-// Hints returns what may be in the dataset without being shown, and the flag that shows it, ordered by object. These are no problems.
-func (v *Volume) Hints() []Problem { return v.hints }
-
-func (v *Volume) hint(o *Object, detail string) {
-	v.hints = append(v.hints, Problem{Object: o.Name, Detail: detail})
+// Hint names a file that may hold tokens and is in no view, and the flag that shows it. It is no problem.
+type Hint struct {
+	Object string `json:"object"`
+	Detail string `json:"detail"`
 }
+
+func (h Hint) String() string { return h.Object + ": " + h.Detail }
+
+// Hints returns the hints, ordered by object.
+func (v *Volume) Hints() []Hint { return v.hints }
 
 func (v *Volume) problem(o *Object, off int64, format string, args ...any) {
 	v.mu.Lock()
@@ -120,7 +124,7 @@ func Index(ctx context.Context, objects []*Object, opt Options) (*Volume, error)
 		return nil, fmt.Errorf("no %s dataset is here%s", opt.Format, x.firstProblem())
 	}
 	slices.SortStableFunc(v.Sets, func(a, b *Set) int { return ComparePaths(a.ViewDir(), b.ViewDir()) })
-	slices.SortStableFunc(v.hints, func(a, b Problem) int { return ComparePaths(a.Object, b.Object) })
+	slices.SortStableFunc(v.hints, func(a, b Hint) int { return ComparePaths(a.Object, b.Object) })
 	v.Views = views(v)
 	return v, v.selections(opt.Select)
 }

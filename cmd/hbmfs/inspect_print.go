@@ -4,11 +4,13 @@ import (
 	"fmt"
 	"io"
 	"strconv"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/hbmfs/hbmfs/internal/commands/inspect"
 	"github.com/hbmfs/hbmfs/internal/text/cli"
 	"github.com/hbmfs/hbmfs/internal/text/size"
+	"github.com/hbmfs/hbmfs/layout"
 )
 
 // write prints the result for people: a table of the sets, their notes and views, then the problems.
@@ -22,7 +24,7 @@ func (c *inspectCommand) write(r *inspect.Report) {
 	if len(r.Sets) > 0 {
 		t := c.table("\nSET\tFORMAT\tDTYPE\tSHARDS\tTOKENS\tDOCUMENTS\tSAMPLES\tSIZE\tALIGN")
 		for _, s := range r.Sets {
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", cli.Printable(placeOf(&s)), s.Format, known(s.DType.String()), size.Grouped(int64(len(s.Shards))),
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", cli.Printable(placeOf(&s)), s.Format, dtypeOf(&s), size.Grouped(int64(len(s.Shards))),
 				size.Grouped(s.Tokens), size.Grouped(s.Documents), size.Grouped(s.Samples), size.Decimal(s.Bytes), alignment(s.Alignment))
 		}
 		t.Flush()
@@ -32,6 +34,9 @@ func (c *inspectCommand) write(r *inspect.Report) {
 	}
 	if r.Verified != nil {
 		fmt.Fprintf(w, "\nverified: %s files, %s read and compared with the manifest\n", size.Grouped(int64(r.Verified.Files)), size.Decimal(r.Verified.Bytes))
+	}
+	for _, h := range r.Hints {
+		fmt.Fprintf(w, "\nnot shown: %s\n", cli.Printable(h.String()))
 	}
 	if len(r.Problems) == 0 {
 		fmt.Fprint(w, "\nno problems found\n")
@@ -53,10 +58,18 @@ func printSet(w io.Writer, s *inspect.Set) {
 	}
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	defer t.Flush()
+	absent := map[string][]string{} // views by why there is none
+	for _, v := range s.Views {
+		if v.Absent != "" {
+			absent[v.Absent] = append(absent[v.Absent], v.Path)
+		}
+	}
 	for _, v := range s.Views {
 		switch {
+		case v.Absent != "" && absent[v.Absent] == nil: // it is told
 		case v.Absent != "":
-			fmt.Fprintf(t, "  no %s\t%s\n", cli.Printable(v.Path), cli.Printable(v.Absent))
+			fmt.Fprintf(t, "  no %s\t%s\n", cli.Printable(strings.Join(absent[v.Absent], ", ")), cli.Printable(v.Absent))
+			absent[v.Absent] = nil
 		case v.Entries > 0:
 			fmt.Fprintf(t, "  view %s/\t%s in %s files\n", cli.Printable(v.Path), size.Decimal(v.Size), size.Grouped(int64(v.Entries)))
 		default:
@@ -77,11 +90,14 @@ func placeOf(s *inspect.Set) string {
 	return name
 }
 
-func known(s string) string {
-	if s == "unknown" {
+func dtypeOf(s *inspect.Set) string {
+	switch {
+	case s.DType == layout.DTypeUnknown:
 		return "-"
+	case s.Guessed:
+		return s.DType.String() + "?"
 	}
-	return s
+	return s.DType.String()
 }
 
 func alignment(n int64) string {
