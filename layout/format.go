@@ -54,7 +54,7 @@ func Formats() (names, about []string) {
 	for _, f := range allFormats() {
 		names, about = append(names, f.name), append(about, f.about)
 	}
-	return append(names, "raw"), append(about, "anything else: files as they are, no views")
+	return append(names, nanoGPT, "raw"), append(about, "the same as tokens, as hbmfs pack calls it", "anything else: files as they are, no views")
 }
 
 func selectFormats(opt Options) ([]format, error) {

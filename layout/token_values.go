@@ -65,7 +65,7 @@ func likelyType(head []byte, width int) DType {
 		return U32
 	case width == 8 && floats:
 		return F64
-	case width == 8:
+	case width == 8 && zero:
 		return I64
 	}
 	return DTypeUnknown

@@ -158,7 +158,7 @@ func (s *Set) file(b Body, dtype DType, elements int64) *File {
 
 // tokenFile is a view of the token stream.
 func (s *Set) tokenFile(b Body) *File {
-	f := s.tokenFile(b)
+	f := s.file(b, s.DType, s.Tokens())
 	f.Guessed = s.Guessed
 	return f
 }

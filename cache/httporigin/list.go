@@ -157,9 +157,25 @@ func eachMember(data []byte, each func(key string, dec *json.Decoder) error, key
 	return nil
 }
 
-// List asks for the index, or the server's own listing where there is none, and for the size and version of every file that it names. A file that is not there becomes
-// a problem; one that may not be read is denied.
+// List lists the files, and makes sure that the server serves ranges: without them every read would fail.
 func (o *Origin) List(ctx context.Context) (*cache.Listing, error) {
+	l, err := o.list(ctx)
+	if err != nil {
+		return nil, err
+	}
+	i := slices.IndexFunc(l.Objects, func(f *layout.Object) bool { return f.Size > 1 })
+	if i < 0 {
+		return l, nil
+	}
+	if _, err := o.ReadAt(ctx, l.Objects[i], make([]byte, 1), 0); errors.Is(err, fetch.ErrNoRanges) {
+		return nil, fmt.Errorf("list %s: %w", o, err)
+	}
+	return l, nil // other faults are of this file: whoever reads it hears of them
+}
+
+// list asks for the index, or the server's own listing where there is none, and for the size and version of every file that it names. A file that is not there becomes
+// a problem; one that may not be read is denied.
+func (o *Origin) list(ctx context.Context) (*cache.Listing, error) {
 	if o.only != "" {
 		obj, err := o.stat(ctx, o.only)
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrInvalid) || errors.Is(err, fs.ErrPermission) { // as servers say of a directory

@@ -114,7 +114,7 @@ func (c *mountCommand) addFlags(cmd *cobra.Command) {
 	f.BoolVar(&c.Options.AllowOther, "allow-other", false, "let other users in, under the permissions of the files")
 	f.BoolVar(&c.Options.ShowViews, "show-views", false, "list .hbmfs in the root of the mount")
 	addChoice(cmd, &c.format, "format", "", "take the dataset for this format only, and fail if it is not (hbmfs inspect --help lists them)", formatNames()...)
-	f.StringVar(&c.dtype, "dtype", "", "element type of headerless token files: u16, u32, ... (default: found out)")
+	f.StringVar(&c.dtype, "dtype", "", "element type of headerless token files: uint16, uint32, int64, ... (default: guessed from the values where they are clear)")
 	f.StringArrayVar(&c.Select, "select", nil, "`NAME=FILE`: also show views of the documents (or samples) whose numbers FILE has, one in each line, ascending, in .hbmfs/views/NAME. NAME is the directory of a set's views and a word of yours, as in train/clean; may be given again")
 	f.Int64Var(&c.uid, "uid", -1, "owner of all files (default: as at the source)")
 	f.Int64Var(&c.gid, "gid", -1, "group of all files (default: as at the source)")
