@@ -48,6 +48,9 @@ func guessTokens(head []byte, code *codeLengths) tokenGuess {
 func likelyType(head []byte, width int) DType {
 	zero, ones, float := true, true, 0 // of the last byte of each element
 	for i := width - 1; width > 2 && i < len(head); i += width {
+		if width == 8 { // ids are below 2^32
+			zero = zero && binary.LittleEndian.Uint32(head[i-3:]) == 0
+		}
 		zero, ones = zero && head[i] == 0, ones && (head[i] == 0 || head[i] == 0xff)
 		float += count(head[i]&0x7f >= 0x30 && head[i]&0x7f < 0x50)
 	}

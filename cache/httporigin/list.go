@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -163,14 +164,32 @@ func (o *Origin) List(ctx context.Context) (*cache.Listing, error) {
 	if err != nil {
 		return nil, err
 	}
-	i := slices.IndexFunc(l.Objects, func(f *layout.Object) bool { return f.Size > 1 })
-	if i < 0 {
-		return l, nil
+	if i := slices.IndexFunc(l.Objects, func(f *layout.Object) bool { return f.Size > 1 }); i >= 0 {
+		err = o.servesRanges(ctx, l.Objects[i])
 	}
-	if _, err := o.ReadAt(ctx, l.Objects[i], make([]byte, 1), 0); errors.Is(err, fetch.ErrNoRanges) {
+	if err != nil {
 		return nil, fmt.Errorf("list %s: %w", o, err)
 	}
-	return l, nil // other faults are of this file: whoever reads it hears of them
+	return l, nil
+}
+
+// probeTime bounds the request that finds out whether a server serves ranges.
+const probeTime = 5 * time.Second
+
+// servesRanges asks once for a byte of a file that has several, and gives an error where all of it comes. Other faults are the file's, or
+// pass: whoever reads it hears of them.
+func (o *Origin) servesRanges(ctx context.Context, file *layout.Object) error {
+	ctx, cancel := context.WithTimeout(ctx, probeTime)
+	defer cancel()
+	a, err := o.Get(ctx, file, 0, 1)
+	if err != nil {
+		return nil
+	}
+	_ = a.Body.Close() // one byte of it was asked for
+	if err := a.Check(file, 0, 1); errors.Is(err, fetch.ErrNoRanges) {
+		return err
+	}
+	return nil
 }
 
 // list asks for the index, or the server's own listing where there is none, and for the size and version of every file that it names. A file that is not there becomes
