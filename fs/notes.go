@@ -64,7 +64,7 @@ func (n *notes) addGuesses(sets []*layout.Set, told func(object string) bool) {
 	for _, d := range slices.Sorted(maps.Keys(files)) {
 		more := ""
 		if files[d] > 1 {
-			more = fmt.Sprintf(" and %d more files", files[d]-1)
+			more = fmt.Sprintf(" and %d more", files[d]-1)
 		}
 		n.add(fmt.Sprintf("%s%s: no header, so the type %s was guessed from the values; --dtype sets it", first[d], more, d.Long()))
 	}

@@ -123,7 +123,7 @@ func (d *directory) unknownTokens(members []member) {
 		}
 		more := ""
 		if len(large) > 1 {
-			more = fmt.Sprintf("it and %d more files of this directory: ", len(large)-1)
+			more = fmt.Sprintf("it and %d more in this directory: ", len(large)-1)
 		}
 		d.volume.hints = append(d.volume.hints, Hint{large[0].object.Name, more + sentences[i]})
 	}

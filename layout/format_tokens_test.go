@@ -342,7 +342,7 @@ func TestTokensThatNobodyCanBeSureOfAreNamed(t *testing.T) {
 	for i := range 100 {
 		all[fmt.Sprintf("part-%03d.bin", i)] = made(U16, "uniform")
 	}
-	if h := index(t, all).Hints(); len(h) != 1 || !strings.Contains(h[0].Detail, "99 more files") {
+	if h := index(t, all).Hints(); len(h) != 1 || !strings.Contains(h[0].Detail, "it and 99 more in this directory: ") {
 		t.Errorf("100 files alike: hints %v, want one of all", h)
 	}
 }

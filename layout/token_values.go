@@ -38,7 +38,7 @@ func guessTokens(head []byte, code *codeLengths) tokenGuess {
 		return g
 	}
 	c := countValues(head, g.likely.Size())
-	if g.likely == U16 && c.looksLikeIDs() || g.likely == U32 && c.varied() && c.highBits < 1<<4 {
+	if g.likely == U16 && c.looksLikeIDs() || g.likely == U32 && c.varied() {
 		g.dtype = g.likely
 	}
 	return g
@@ -64,7 +64,7 @@ func likelyType(head []byte, width int) DType {
 		return F32
 	case width == 4 && ones && !zero:
 		return I32
-	case width == 4:
+	case width == 4 && below20Bits(head):
 		return U32
 	case width == 8 && floats:
 		return F64
@@ -117,6 +117,16 @@ func isText(head []byte) bool {
 	return len(head) > 0 && (control == 0 && utf8.Valid(cut) || printable*100 >= len(head)*85)
 }
 
+// below20Bits reports whether all u32 are below 2^20. No vocabulary reaches this bound.
+func below20Bits(head []byte) bool {
+	for ; len(head) >= 4; head = head[4:] {
+		if head[3] != 0 || head[2] >= 1<<4 {
+			return false
+		}
+	}
+	return true
+}
+
 // valueCounts counts the values of a sample, read as little-endian integers of 2 or 4 bytes.
 type valueCounts struct {
 	count              int
@@ -125,8 +135,7 @@ type valueCounts struct {
 	top                int // values of 61440 and above
 	odd                int // values at odd places that are not 0
 	ascending          bool
-	highBits           uint32 // the upper halves of all values or-ed, which bounds them
-	flags              bool   // every byte is 0 or 1
+	flags              bool // every byte is 0 or 1
 }
 
 func countValues(head []byte, width int) valueCounts {
@@ -149,7 +158,6 @@ func countValues(head []byte, width int) valueCounts {
 		c.top += count(v >= 0xf000)
 		c.odd += count(i%2 == 1 && v != 0)
 		c.ascending = c.ascending && v >= before
-		c.highBits |= v >> 16
 		before = v
 	}
 	return c

@@ -10,7 +10,6 @@ import (
 	"github.com/hbmfs/hbmfs/internal/commands/inspect"
 	"github.com/hbmfs/hbmfs/internal/text/cli"
 	"github.com/hbmfs/hbmfs/internal/text/size"
-	"github.com/hbmfs/hbmfs/layout"
 )
 
 // write prints the result for people: a table of the sets, their notes and views, then the problems.
@@ -24,7 +23,7 @@ func (c *inspectCommand) write(r *inspect.Report) {
 	if len(r.Sets) > 0 {
 		t := c.table("\nSET\tFORMAT\tDTYPE\tSHARDS\tTOKENS\tDOCUMENTS\tSAMPLES\tSIZE\tALIGN")
 		for _, s := range r.Sets {
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", cli.Printable(placeOf(&s)), s.Format, dtypeOf(&s), size.Grouped(int64(len(s.Shards))),
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", cli.Printable(placeOf(&s)), s.Format, known(s.DType.String()), size.Grouped(int64(len(s.Shards))),
 				size.Grouped(s.Tokens), size.Grouped(s.Documents), size.Grouped(s.Samples), size.Decimal(s.Bytes), alignment(s.Alignment))
 		}
 		t.Flush()
@@ -90,14 +89,11 @@ func placeOf(s *inspect.Set) string {
 	return name
 }
 
-func dtypeOf(s *inspect.Set) string {
-	switch {
-	case s.DType == layout.DTypeUnknown:
+func known(s string) string {
+	if s == "unknown" {
 		return "-"
-	case s.Guessed:
-		return s.DType.String() + "?"
 	}
-	return s.DType.String()
+	return s
 }
 
 func alignment(n int64) string {
