@@ -89,10 +89,11 @@ def resolve(path: str) -> str:
     there = _is_directory(path)
     if there is False:
         return f"{path[:-4]}.bin" if path.endswith(".idx") and os.path.exists(f"{path[:-4]}.bin") else path
-    if there is None and all(os.path.exists(f"{path}{end}") for end in (".bin", ".idx")):
-        return f"{path}.bin"
+    prefix = there is None and all(os.path.exists(f"{path}{end}") for end in (".bin", ".idx"))
     found = _mount_of(path)
     if found is None:
+        if prefix:
+            return f"{path}.bin"
         if there:
             raise InvalidError(f"{path} is a directory outside of any hbmfs mount: mount it with `hbmfs mount`, or name a file of tokens in it")
         raise NotFoundError(f"{path} does not exist: give a file of tokens, or a directory of an hbmfs mount")
@@ -100,6 +101,8 @@ def resolve(path: str) -> str:
     views = os.path.join(root, ".hbmfs", "views")
     inside = os.path.join(root, below, "").startswith(os.path.join(views, ""))
     directory = os.path.normpath(os.path.join(root if inside else views, below))
+    if prefix and not os.path.isdir(directory):
+        return f"{path}.bin"
     if there is None and not os.path.isdir(directory):
         raise NotFoundError(f"{path} does not exist: {root} has no such file and no such stream of tokens, see `ls {root}` and `ls {views}`")
     view = os.path.join(directory, _VIEW)
@@ -178,15 +181,13 @@ def parse_dtype(dtype: Any) -> np.dtype[Any]:
     raise DtypeError(f"dtype {dtype!r} is not known: give a name such as 'uint16', or a NumPy type such as numpy.uint16") from cause
 
 
-def _type_beside(name: str, size: int, wanted: np.dtype[Any] | None) -> np.dtype[Any] | None:
-    """The element type of a file without a header as a file beside it has it: Megatron's .idx, or the manifest of hbmfs pack. Where the
-    caller says the type, a damaged index is no error."""
+def _type_beside(name: str, size: int) -> np.dtype[Any] | None:
+    """The element type of a file without a header as a file beside it has it: Megatron's .idx, or the manifest of hbmfs pack."""
     if name.endswith(".bin") and os.path.exists(f"{name[:-4]}.idx"):
-        try:
-            return _type_in_index(name, size)
-        except FormatError:
-            if wanted is None:
-                raise
+        from . import _megatron_index
+
+        if found := _megatron_index.element_type(f"{name[:-4]}.idx", size):
+            return found
     folder, base = os.path.split(name)
     manifest_name = os.path.join(folder, MANIFEST)
     try:
@@ -201,16 +202,6 @@ def _type_beside(name: str, size: int, wanted: np.dtype[Any] | None) -> np.dtype
     return None
 
 
-def _type_in_index(name: str, size: int) -> np.dtype[Any]:
-    from ._megatron_index import Index
-
-    index = Index(f"{name[:-4]}.idx")
-    end = int(index.sequence_pointers[-1]) + int(index.sequence_lengths[-1]) * index.dtype_size if len(index) else 0
-    if end > size:
-        raise FormatError(f"{name} has {size} bytes, but its index counts {end}: is the copy complete?")
-    return np.dtype(index.dtype)
-
-
 def _describe(name: str, file: BinaryIO, wanted: np.dtype[Any] | None) -> Tokens:
     facts = os.fstat(file.fileno())
     if not stat.S_ISREG(facts.st_mode):
@@ -219,7 +210,7 @@ def _describe(name: str, file: BinaryIO, wanted: np.dtype[Any] | None) -> Tokens
     if name.endswith(".npy") and file.read(6) == b"\x93NUMPY":
         offset, count, dtype = _array(name, file)
     else:
-        known = known or _type_beside(name, facts.st_size, wanted)
+        known = known or _type_beside(name, facts.st_size)
         given = known or wanted
         if given is None:
             raise DtypeError(
