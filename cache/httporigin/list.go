@@ -186,7 +186,7 @@ func (o *Origin) servesRanges(ctx context.Context, file *layout.Object) error {
 		return nil
 	}
 	_ = a.Body.Close() // one byte of it was asked for
-	if err := a.Check(file, 0, 1); errors.Is(err, fetch.ErrNoRanges) {
+	if err := a.Check(file, 0, 1); a.ContentLength == file.Size && errors.Is(err, fetch.ErrNoRanges) {
 		return err
 	}
 	return nil
