@@ -49,11 +49,11 @@ func integers(r *rand.Rand, distribution string, bits int) func() uint64 {
 // madeFile makes a file of dtype. Without zeros no element is zero; with them one in ten more is.
 func madeFile(r *rand.Rand, dtype DType, distribution string, zeros bool) []byte {
 	next := integers(r, distribution, dtype.Size()*8)
-	switch {
-	case dtype == I32 || dtype == I64:
+	switch dtype {
+	case I32, I64:
 		ids := next
 		next = func() uint64 { return ids() & (1<<(dtype.Size()*8-1) - 1) }
-	case dtype == F32:
+	case F32:
 		ids, scale := next, 0.02
 		next = func() uint64 {
 			x := r.NormFloat64() * scale

@@ -81,7 +81,7 @@ func TestInspectIsHarmlessForTerminals(t *testing.T) {
 func TestInspectGivesEachReasonOnce(t *testing.T) {
 	dir := t.TempDir()
 	noise := make([]byte, 10_000)
-	rand.NewChaCha8([32]byte{}).Read(noise) // which never fails
+	_, _ = rand.NewChaCha8([32]byte{}).Read(noise) // which never fails
 	for name, data := range map[string][]byte{"a/noise.bin": noise, "a/flags.bin": bytes.Repeat([]byte{0, 1}, 100)} {
 		if err := errors.Join(os.MkdirAll(filepath.Join(dir, "a"), 0o755), os.WriteFile(filepath.Join(dir, name), data, 0o644)); err != nil {
 			t.Fatal(err)

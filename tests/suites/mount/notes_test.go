@@ -102,7 +102,7 @@ func TestMountSaysWhatIsWrong(t *testing.T) {
 	defer shard.Close()
 	unknown := suite.NewDir(t)
 	noise := make([]byte, 100_000)
-	rand.NewChaCha8([32]byte{}).Read(noise) // which never fails
+	_, _ = rand.NewChaCha8([32]byte{}).Read(noise) // which never fails
 	mounttest.WriteFiles(t, unknown, map[string]string{"train.bin": string(noise)})
 	inPlace := suite.NewDir(t)
 	must(t, os.CopyFS(inPlace, os.DirFS(mounttest.Golden(t, "nanogpt"))))
