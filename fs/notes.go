@@ -1,10 +1,8 @@
 package fs
 
 import (
-	"cmp"
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -52,24 +50,6 @@ func (n *notes) addProblems(problems []layout.Problem, told func(object string) 
 	}
 }
 
-// addGuesses names the types that the values of files alone show, a line for each type.
-func (n *notes) addGuesses(sets []*layout.Set, told func(object string) bool) {
-	files, first := map[layout.DType]int{}, map[layout.DType]string{}
-	for _, s := range sets {
-		if name := s.Shards[0].Name; s.Guessed && told(name) {
-			files[s.DType] += len(s.Shards)
-			first[s.DType] = cmp.Or(first[s.DType], name)
-		}
-	}
-	for _, d := range slices.Sorted(maps.Keys(files)) {
-		more := ""
-		if files[d] > 1 {
-			more = fmt.Sprintf(" and %d more", files[d]-1)
-		}
-		n.add(fmt.Sprintf("%s%s: no header, so the type %s was guessed from the values; --dtype sets it", first[d], more, d.Long()))
-	}
-}
-
 // Notes returns the findings so far, one line each. Names in them are the dataset's.
 func (m *Mount) Notes() []string {
 	all := m.notesFor(func(string) bool { return true })
@@ -97,8 +77,7 @@ func (m *Mount) notesFor(told func(object string) bool) []string {
 	n.addProblems(m.listing.Problems, told)
 	if v := m.volume.Load(); v != nil {
 		n.addProblems(v.Problems(), told)
-		n.addGuesses(v.Sets, told)
-		for _, h := range v.Hints() {
+		for _, h := range append(v.Guesses(told), v.Hints()...) {
 			if told(h.Object) {
 				n.add(h.String())
 			}

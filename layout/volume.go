@@ -70,6 +70,23 @@ func (h Hint) String() string { return h.Object + ": " + h.Detail }
 // Hints returns the hints, ordered by object.
 func (v *Volume) Hints() []Hint { return v.hints }
 
+// Guesses names the element types that nothing but values shows, one sentence for each type. It leaves out shards that told refuses.
+func (v *Volume) Guesses(told func(object string) bool) (guesses []Hint) {
+	guessed := slices.DeleteFunc(slices.Clone(v.Sets), func(s *Set) bool { return !s.Guessed || !told(s.Shards[0].Name) })
+	types, groups := grouped(guessed, func(s *Set) DType { return s.DType })
+	for i, sets := range groups {
+		files, more := 0, ""
+		for _, s := range sets {
+			files += len(s.Shards)
+		}
+		if files > 1 {
+			more = fmt.Sprintf(" (and of %d more)", files-1)
+		}
+		guesses = append(guesses, Hint{sets[0].Shards[0].Name, fmt.Sprintf("no header, so its type%s was guessed from the values: %s; hbmfs mount --dtype sets it", more, types[i].Long())})
+	}
+	return guesses
+}
+
 func (v *Volume) problem(o *Object, off int64, format string, args ...any) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

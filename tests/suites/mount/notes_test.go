@@ -113,7 +113,7 @@ func TestMountSaysWhatIsWrong(t *testing.T) {
 	}{
 		"a sound dataset":  {sound, suite.NewDir(t), []string{"--dtype", "uint16"}, ""},
 		"in place":         {inPlace, inPlace, []string{"--dtype", "<u2"}, ""},
-		"a guessed type":   {sound, suite.NewDir(t), nil, "train.bin and 1 more: no header, so the type uint16 was guessed from the values; --dtype sets it"},
+		"a guessed type":   {sound, suite.NewDir(t), nil, "train.bin: no header, so its type (and of 1 more) was guessed from the values: uint16; hbmfs mount --dtype sets it"},
 		"no type":          {unknown, suite.NewDir(t), nil, "train.bin: it has no header, and its values do not show their type: if they are tokens, give it, as in --dtype uint16"},
 		"a damaged shard":  {broken, suite.NewDir(t), nil, filepath.Base(index[0])},
 		"a link outside":   {outside, suite.NewDir(t), nil, "linked: "},
