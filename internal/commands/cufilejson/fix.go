@@ -8,7 +8,8 @@ import (
 	"github.com/tailscale/hujson"
 )
 
-// apply makes the repairs of one pass. Those that touch what another has changed wait for the next pass.
+// apply makes the repairs of one pass. Fixes that touch text which another has changed wait for the next
+// pass.
 func (l *linter) apply() []byte {
 	var done []edit
 	for _, repair := range l.repairs {
