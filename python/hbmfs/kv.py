@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from . import errors
 from ._lib import _device, _native
+from ._lib._arguments import Device, Path, checked
 from ._lib._handle import Owner
 from ._lib._memory import Place, place
 from ._lib.reader import _check, _path
@@ -105,13 +106,14 @@ class KVStore(Owner):
     :class:`AccessError`: its mode keeps this user out, or the volume is mounted read-only here. :class:`UnavailableError`: mount lies in no KV volume.
     """
 
+    @checked
     def __init__(
         self,
-        mount: Any,
+        mount: Path,
         namespace: str,
         block_bytes: int | None = None,
         *,
-        device: Any = "cpu",
+        device: Device = "cpu",
         create: bool = True,
         write: bool = True,
         sums: bool = False,

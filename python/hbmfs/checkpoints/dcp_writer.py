@@ -56,6 +56,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from .._lib import _device
+from .._lib._arguments import Device, checked
 from .._lib._transfer import Progress, shower
 from .._lib.writer import FilePart, OutFile, Writer, WrittenFile
 from ..errors import BusyError, DeviceError, Error, InvalidError, NotFoundError, UnavailableError
@@ -115,11 +116,12 @@ class DCPWriter(FileSystemWriter):
     overwrite   is not followed: a checkpoint that is there stays (ExistsError); remove it first
     """
 
+    @checked
     def __init__(
         self,
         path: str | os.PathLike[str],
         *,
-        device: Any = None,
+        device: Device = None,
         writer: Writer | None = None,
         node_local: bool | tuple[int, int, bool] = False,
         method: str = "auto",

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from .._lib import _device
+from .._lib._arguments import checked
 from .._lib._transfer import Progress, shower
 from .._lib.device_array import DeviceArray
 from .._lib.writer import FilePart, OutFile, Writer, Written
@@ -46,6 +47,7 @@ SHARD = 5_000_000_000
 _CODES = {name: code for code, name in _TORCH.items()}
 
 
+@checked
 def save_safetensors(
     tensors: Mapping[str, torch.Tensor | np.ndarray[Any, Any] | DeviceArray],
     directory: str | os.PathLike[str],

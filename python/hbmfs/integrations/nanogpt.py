@@ -14,6 +14,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from .._lib._arguments import Device, Path, checked
 from ..data import tokens
 from ..data.dataset import Dataset
 from ..data.dataset import open as open_dataset
@@ -25,11 +26,12 @@ if TYPE_CHECKING:
 __all__ = ["batches"]
 
 
+@checked
 def batches(
-    data: Any,
+    data: Path | Mapping[str, Path | Dataset[Any]],
     block_size: int,
     batch_size: int,
-    device: Any = "cuda",
+    device: Device = "cuda",
     *,
     generator: "torch.Generator | None" = None,
     dtype: Any = None,
@@ -76,7 +78,7 @@ class Batches:
         self._block_size, self._batch_size = block_size, batch_size
         self._generator = generator
         self._options = options
-        self._opened: dict[str, Dataset] = {}
+        self._opened: dict[str, Dataset[Any]] = {}
 
     def __call__(self, split: str) -> "tuple[torch.Tensor, torch.Tensor]":
         import torch
@@ -93,7 +95,7 @@ class Batches:
         x, y = rows[:, :-1], rows[:, 1:]
         return x.to(torch.int64).contiguous(), y.to(torch.int64).contiguous()  # a trainer does y.view(-1)
 
-    def _dataset(self, split: str) -> "Dataset":
+    def _dataset(self, split: str) -> Dataset[Any]:
         if split in self._opened:
             return self._opened[split]
         if split not in self._splits:
