@@ -6,6 +6,7 @@ import math
 import operator
 import os
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Literal, overload
 
@@ -127,6 +128,11 @@ class Dataset(Generic[A]):
     def device(self) -> str:
         """Where results are: "cpu" or "cuda:0"."""
         return _device.name(self._index)
+
+    @property
+    def guessed(self) -> bool:
+        """Whether the mount guessed dtype from the values of files without a header: ``hbmfs mount --dtype`` sets it."""
+        return self._tokens.guessed
 
     @property
     def closed(self) -> bool:
@@ -309,7 +315,8 @@ class Dataset(Generic[A]):
 
     def __repr__(self) -> str:
         state = " closed" if self._closed else ""
-        return f"<hbmfs.Dataset {self.path} {len(self)} {self.dtype} tokens on {self.device}{state}>"
+        dtype = f"{self.dtype} (guessed)" if self.guessed else self.dtype
+        return f"<hbmfs.Dataset {self.path} {len(self)} {dtype} tokens on {self.device}{state}>"
 
     def _begin(self, where: NDArray[Any], length: int, shape: tuple[int, ...], out: Any, dtype: Any) -> Request[A]:
         file = self._open()
@@ -406,8 +413,9 @@ def open(
 ) -> Dataset[Any]:
     """Opens a dataset.
 
-    path: a file of tokens (``.npy``, a view, or headerless with ``dtype``), or a directory of an hbmfs mount, which
-        stands for its tokens view.
+    path: a file of tokens (``.npy``, a view, Megatron's ``.bin`` beside its ``.idx``, or headerless with ``dtype``), or a
+        directory of an hbmfs mount, which stands for its tokens view.
+    dtype: the type of headerless tokens, as in ``hbmfs mount --dtype``: "uint16", "u16", "<u2", numpy.uint16 or torch.uint16.
     device: "cpu", "cuda", "cuda:1", an index, or a torch.device. None means the reader's, and "cpu" without one.
     method: "auto", or the path that is wished for. See :class:`Reader`.
     require: a path that must work, such as "direct"; otherwise :class:`UnavailableError`.
@@ -426,6 +434,13 @@ def open(
     if reader is not None and reader.closed:
         raise errors.DeviceError(f"{reader!r} cannot be used: give one that is open, or none")
     found = tokens.find(path, dtype)
+    if found.guessed and dtype is None:
+        dtype = found.dtype.name  # of which no copy of this dataset warns again
+        warnings.warn(
+            f"{found.path} is of {dtype} by a guess: its mount took the type from the values of files without a header. "
+            f"Give dtype={dtype!r} if it is right, or mount its source with --dtype",
+            stacklevel=2,
+        )
     again = (os.fspath(path), _device.name(index), method, require, dtype, reader, tensors)
     if reader is None and not (index == _device.CPU and _native.library().forked):
         own = Reader(_device.name(index), method=method, require=require, **_kept(found, index))

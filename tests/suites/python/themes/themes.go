@@ -31,7 +31,7 @@ func All() map[string][]string {
 		},
 		"datasets": {
 			"test_dataset.py", "test_loaders.py", "test_mixture.py", "test_nanogpt.py", "test_packed.py", "test_part.py",
-			"test_permutation.py", "test_resume.py", "test_stream_faults.py", "test_token_stream.py", "test_workers.py",
+			"test_permutation.py", "test_recognition.py", "test_resume.py", "test_stream_faults.py", "test_token_stream.py", "test_workers.py",
 		},
 		"checkpoints": {
 			"test_checkpoints.py", "test_checkpoints_ended.py", "test_checkpoints_ranks.py", "test_publishing.py", "test_saves.py", "test_thin_disk.py", "test_volume.py",
