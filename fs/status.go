@@ -51,7 +51,12 @@ func (m *Mount) status() status.Status {
 	s.Passthrough = status.Passthrough{On: m.backing.off == "", Why: m.backing.off, Failures: m.backing.failures, LastErr: m.backing.lastErr}
 	m.backing.mu.Unlock()
 	if v := m.found.volume.Load(); v != nil {
-		s.Views = len(v.Views)
+		s.Views, s.Unbuilt = m.found.views.count(len(v.Views))
+		for _, h := range v.Hints() {
+			if len(s.Hints) < notesMax && m.access.toldOf(h.Object) {
+				s.Hints = append(s.Hints, h)
+			}
+		}
 		s.Problems += len(v.Problems())
 		for _, set := range v.Sets {
 			dir, split := set.Dir, set.Split
@@ -59,7 +64,7 @@ func (m *Mount) status() status.Status {
 				dir, split = "(not for everybody)", ""
 			}
 			s.Sets = append(s.Sets, status.Set{
-				Format: set.Format, Dir: dir, Split: split, DType: set.DType, Shards: len(set.Shards),
+				Format: set.Format, Dir: dir, Split: split, DType: set.DType, Guessed: set.Guessed, Shards: len(set.Shards),
 				Tokens: set.Tokens(), Documents: set.Documents(), Samples: set.Samples(),
 			})
 		}

@@ -104,7 +104,7 @@ func (c *mountCommand) addFlags(cmd *cobra.Command) {
 	manpage.Advanced(f, "no-keeper", "no-spare", "show-views")
 
 	addChoice(cmd, &c.format, "format", "", "take the dataset for this format only, and fail if it has another (hbmfs inspect --help lists them)", formatNames()...)
-	f.StringVar(&c.dtype, "dtype", "", "element `type` of headerless token files: u16, u32, ... (default: found out)")
+	f.StringVar(&c.dtype, "dtype", "", "element `type` of headerless token files: uint16, uint32, int64, ... (default: guessed from the values where they are clear)")
 	f.StringArrayVar(&c.Select, "select", nil, "`NAME=FILE`: also show views of the documents (or samples) whose numbers FILE lists, one in each line, ascending. They appear in .hbmfs/views/NAME, where NAME is the directory of a set's views and a word of yours, as in train/clean. May be given again")
 	f.Int64Var(&c.uid, "uid", -1, "owner of all files (default: as at the source)")
 	f.Int64Var(&c.gid, "gid", -1, "group of all files (default: as at the source)")

@@ -20,9 +20,11 @@ type Status struct {
 	Passthrough Passthrough   `json:"passthrough"`
 	Indexing    bool          `json:"indexing"` // recognition still runs, and sets and views are not known yet
 	Sets        []Set         `json:"sets"`
-	Views       int           `json:"views"`
+	Views       int           `json:"views"`                   // that exist
+	Unbuilt     int           `json:"views_unbuilt,omitempty"` // that may exist: nobody has built them yet
 	Problems    int           `json:"problems"`
-	Notes       []string      `json:"notes"` // the first findings, one line each
+	Hints       []layout.Hint `json:"hints,omitempty"` // the first files that may hold tokens and have no views
+	Notes       []string      `json:"notes"`           // the first findings, one line each
 	Counters    Counters      `json:"counters"`
 	OpenFiles   OpenFiles     `json:"open_files"`
 	Control     Control       `json:"control"`
@@ -82,6 +84,7 @@ type Set struct {
 	Dir       string       `json:"dir"`
 	Split     string       `json:"split,omitempty"`
 	DType     layout.DType `json:"dtype"`
+	Guessed   bool         `json:"dtype_guessed,omitempty"` // from the values alone
 	Shards    int          `json:"shards"`
 	Tokens    int64        `json:"tokens"`
 	Documents int64        `json:"documents"`
