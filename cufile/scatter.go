@@ -5,8 +5,7 @@ import (
 	"context"
 	"errors"
 	"slices"
-
-	"golang.org/x/sync/errgroup"
+	"sync"
 
 	"github.com/hbmfs/hbmfs/cufile/internal/copied"
 	"github.com/hbmfs/hbmfs/cufile/internal/crew"
@@ -217,15 +216,20 @@ func sizeOf(spans []source.Span) (n int64) {
 
 // scatterUnseen moves spans that the GPU may not see yet, of all files at once. One that fails ends the others. The choice is that of the first bytes.
 func scatterUnseen(ctx context.Context, to crew.Destination, parts []part) (total outcome) {
+	inner, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	results := make([]Result, len(parts))
-	group, inner := errgroup.WithContext(ctx)
+	var wg sync.WaitGroup
 	for i, p := range parts {
-		group.Go(func() (err error) {
-			results[i], err = p.scatter(inner, to)
-			return err
+		wg.Go(func() {
+			var err error
+			if results[i], err = p.scatter(inner, to); err != nil {
+				cancel(err) // which keeps the first reason
+			}
 		})
 	}
-	total.err = cmp.Or(group.Wait(), ctx.Err())
+	wg.Wait()
+	total.err = context.Cause(inner)
 	for _, result := range results {
 		total.add(result)
 	}
