@@ -259,3 +259,24 @@ func TestServersThatLie(t *testing.T) {
 		})
 	}
 }
+
+// TestServersWithoutRanges has the listing fail where every read would.
+func TestServersWithoutRanges(t *testing.T) {
+	for size, want := range map[int]error{0: nil, 1: nil, 100_000: fetch.ErrNoRanges} {
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { // as Python's http.server
+			w.Header().Set("Last-Modified", "Thu, 01 Jan 1970 00:00:01 GMT")
+			w.Header().Set("Content-Length", fmt.Sprint(size))
+			if r.Method == http.MethodGet {
+				_, _ = w.Write(make([]byte, size)) // the client may be gone
+			}
+		}))
+		o, err := Open(s.URL+"/train.bin", fetch.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := o.List(t.Context()); !errors.Is(err, want) || want != nil && !strings.Contains(err.Error(), "nginx") {
+			t.Errorf("a file of %d bytes: %v, want %v", size, err, want)
+		}
+		s.Close()
+	}
+}

@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -157,9 +158,43 @@ func eachMember(data []byte, each func(key string, dec *json.Decoder) error, key
 	return nil
 }
 
-// List asks for the index, or the server's own listing where there is none, and for the size and version of every file that it names. A file that is not there becomes
-// a problem; one that may not be read is denied.
+// List lists the files, and makes sure that the server serves ranges: without them every read would fail.
 func (o *Site) List(ctx context.Context) (*cache.Listing, error) {
+	l, err := o.list(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if i := slices.IndexFunc(l.Objects, func(f *layout.Object) bool { return f.Size > 1 }); i >= 0 {
+		err = o.servesRanges(ctx, l.Objects[i])
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list %s: %w", o, err)
+	}
+	return l, nil
+}
+
+// probeTime bounds the request that finds out whether a server serves ranges.
+const probeTime = 5 * time.Second
+
+// servesRanges asks once for a byte of a file that has several, and gives an error where all of it comes. Other faults are the file's, or
+// pass: whoever reads it hears of them.
+func (o *Site) servesRanges(ctx context.Context, file *layout.Object) error {
+	ctx, cancel := context.WithTimeout(ctx, probeTime)
+	defer cancel()
+	a, err := o.Get(ctx, file, 0, 1)
+	if err != nil {
+		return nil
+	}
+	_ = a.Body.Close() // one byte of it was asked for
+	if err := a.Check(file, 0, 1); a.ContentLength == file.Size && errors.Is(err, fetch.ErrNoRanges) {
+		return err
+	}
+	return nil
+}
+
+// list asks for the index, or the server's own listing where there is none, and for the size and version of every file that it names. A file that is not there becomes
+// a problem; one that may not be read is denied.
+func (o *Site) list(ctx context.Context) (*cache.Listing, error) {
 	if o.only != "" {
 		obj, err := o.stat(ctx, o.only)
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrInvalid) || errors.Is(err, fs.ErrPermission) { // as servers say of a directory

@@ -186,7 +186,7 @@ func (p *packFlags) run(ctx context.Context) error {
 	})
 }
 
-// warnLeftOut names the problems of the datasets: files that were left out of them were not packed.
+// warnLeftOut names the problems of the datasets: files that were left out of them were not packed. It names guessed types, too.
 func (p *packFlags) warnLeftOut(problems []layout.Problem) {
 	const most = 10
 	for i, one := range problems {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/cache/fetch"
 	"github.com/hbmfs/hbmfs/internal/daemon/dataset"
+	"github.com/hbmfs/hbmfs/internal/text/manpage"
 )
 
 // addSourceFlags adds the flags of a source.
@@ -26,6 +27,7 @@ func addSourceFlags(f *pflag.FlagSet, c *dataset.Options) {
 	f.StringArrayVar(&c.Allow, "allow-address", nil, "`address`, or prefix such as 127.0.0.0/8, that --refuse-local lets a source be asked at; may be given again")
 	f.DurationVar(&c.Wait, "wait", 0, "how long the mount waits for a remote source that is not there yet: a refused connection, an unknown name, a certificate that is not trusted (default: it fails at once; from /etc/fstab: "+fstabWait+")")
 	addRequestFlags(f, c)
+	manpage.Advanced(f, "cache-segment", "cache-min-free", "cache-scrub", "decode-scan", "strict", "refuse-local", "allow-address", "wait", "connections", "patience", "through", "max-listing")
 }
 
 // addRequestFlags adds the flags of requests to a remote source.

@@ -138,7 +138,7 @@ func (c *topCommand) write(rows []top.Row) error {
 		fmt.Fprintln(c.stdout, noMounts)
 		return nil
 	}
-	err := top.WriteTable(c.stdout, rows)
+	err := top.WriteTable(c.stdout, rows, 0)
 	for i := 0; c.once && err == nil && i < len(rows); i++ {
 		fmt.Fprintln(c.stdout)
 		err = top.WriteDetails(c.stdout, &rows[i])

@@ -225,7 +225,7 @@ func (r *router) Unlink(cancel <-chan struct{}, h *fuse.InHeader, name string) f
 	case h.NodeId == rootID:
 		return fuse.Status(syscall.EISDIR)
 	case !isOuter(h.NodeId):
-		return r.Mount.Unlink(cancel, h, name)
+		return r.frozen(r.Mount.Unlink(cancel, h, name))
 	}
 	return r.unlink(h, name, 0)
 }
@@ -246,9 +246,17 @@ func (r *router) Rmdir(cancel <-chan struct{}, h *fuse.InHeader, name string) fu
 	case h.NodeId == rootID:
 		return r.fail("remove", r.v.rmdirTop(h, name))
 	case !isOuter(h.NodeId):
-		return r.Mount.Rmdir(cancel, h, name)
+		return r.frozen(r.Mount.Rmdir(cancel, h, name))
 	}
 	return r.unlink(h, name, unix.AT_REMOVEDIR)
+}
+
+// frozen tells whoever looks into the status or the log what removes a published checkpoint: an errno cannot. One stray rm -r must not.
+func (r *router) frozen(status fuse.Status) fuse.Status {
+	if status == fuse.EROFS {
+		r.v.refuse("rm in a published checkpoint: its files never change; hbmfs checkpoint rm %[1]s/NAME, or rmdir %[1]s/NAME, removes the whole checkpoint", r.Point())
+	}
+	return status
 }
 
 func (r *router) Rename(cancel <-chan struct{}, in *fuse.RenameIn, old, name string) fuse.Status {

@@ -27,6 +27,9 @@ func (m *Mount) serve(ctx context.Context, life *handover.Life, report *ready.Re
 	defer closeLog()
 	opt := m.Options
 	opt.Life, opt.Log, opt.Layout.Select = life, m.newLog(out), m.selected.List
+	if m.LogFile != "" || !m.Foreground {
+		opt.LogFile = m.logName()
+	}
 	began := time.Now()
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)

@@ -70,7 +70,7 @@ func (r Result) Errors() (n int) {
 // MaxSize is the size in bytes of the largest file that is read.
 const MaxSize = 64 << 10
 
-// Lint finds what is wrong in a cufile.json.
+// Lint finds the mistakes in a cufile.json.
 func Lint(text []byte, opts Options) Result {
 	if len(text) > MaxSize {
 		return Result{Findings: []Finding{{Line: 1, Column: 1, Level: Error, Message: fmt.Sprintf("%d bytes are no configuration, at most %d are read", len(text), MaxSize)}}}
@@ -120,7 +120,7 @@ func pass(text []byte, opts Options) *linter {
 	return l
 }
 
-// syntax reports what the parser said. It stops at the first mistake.
+// syntax reports the parser's error. It stops at the first mistake.
 func (l *linter) syntax(err error) {
 	f := Finding{Line: 1, Column: 1, Level: Error}
 	if _, scan := fmt.Sscanf(err.Error(), "hujson: line %d, column %d:", &f.Line, &f.Column); scan != nil {
@@ -137,7 +137,7 @@ func (l *linter) syntax(err error) {
 	l.findings = append(l.findings, f)
 }
 
-// punctuation finds what the parser takes and libcufile does not.
+// punctuation finds text that the parser takes and libcufile does not.
 func (l *linter) punctuation(root *hujson.Value) {
 	for v := range root.All() {
 		var last *hujson.Value

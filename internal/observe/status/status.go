@@ -14,14 +14,17 @@ type Status struct {
 	Source      string        `json:"source"`
 	MountPoint  string        `json:"mount_point"`
 	Started     time.Time     `json:"started"`
+	Log         string        `json:"log,omitempty"` // file that the daemon logs to; none in the foreground
 	Objects     int           `json:"objects"`
 	Bytes       int64         `json:"bytes"`
 	Passthrough Passthrough   `json:"passthrough"`
 	Indexing    bool          `json:"indexing"` // recognition still runs, and sets and views are not known yet
 	Sets        []Set         `json:"sets"`
-	Views       int           `json:"views"`
+	Views       int           `json:"views"`                   // that exist
+	Unbuilt     int           `json:"views_unbuilt,omitempty"` // that may exist: nobody has built them yet
 	Problems    int           `json:"problems"`
-	Notes       []string      `json:"notes"` // the first findings, one line each
+	Hints       []layout.Hint `json:"hints,omitempty"` // the first files that may hold tokens and have no views
+	Notes       []string      `json:"notes"`           // the first findings, one line each
 	Counters    Counters      `json:"counters"`
 	OpenFiles   OpenFiles     `json:"open_files"`
 	Control     Control       `json:"control"`
@@ -81,6 +84,7 @@ type Set struct {
 	Dir       string       `json:"dir"`
 	Split     string       `json:"split,omitempty"`
 	DType     layout.DType `json:"dtype"`
+	Guessed   bool         `json:"dtype_guessed,omitempty"` // from the values alone
 	Shards    int          `json:"shards"`
 	Tokens    int64        `json:"tokens"`
 	Documents int64        `json:"documents"`
