@@ -10,8 +10,8 @@ import (
 	"github.com/hbmfs/hbmfs/internal/volume/checkpoint"
 )
 
-// draft is a checkpoint that is being written: a directory, or one of a checkpoint volume, which is written past FUSE.
-type draft interface {
+// draftHandle is what a handle of a draft stands for: a directory, or one of a checkpoint volume, which is written past FUSE.
+type draftHandle interface {
 	inVolume() bool
 	write(w *writer.Writer, files []writer.File, stream *uintptr) (*writer.Write, error)
 	publish(files []checkpoint.File) error
@@ -19,9 +19,9 @@ type draft interface {
 }
 
 // openDraft decides whether a draft is one of a volume or a directory: it asks for that of a volume first.
-func (l *library) openDraft(begun bool, volume func() (*control.DraftClient, error), directory func() (draft, error)) (uint64, error) {
+func (l *library) openDraft(begun bool, volume func() (*control.DraftClient, error), directory func() (draftHandle, error)) (uint64, error) {
 	v, err := volume()
-	var d draft = &volumeDraft{v, begun}
+	var d draftHandle = &volumeDraft{v, begun}
 	if errors.Is(err, control.ErrNoVolume) {
 		if d, err = directory(); err != nil {
 			return 0, checkpointCode(err)
@@ -37,7 +37,7 @@ func (l *library) openDraft(begun bool, volume func() (*control.DraftClient, err
 func (l *library) beginDraft(path string, part checkpoint.Part) (uint64, error) {
 	return l.openDraft(true, func() (*control.DraftClient, error) {
 		return control.BeginDraft(context.Background(), path, part.Index, part.Of, clientName)
-	}, func() (draft, error) {
+	}, func() (draftHandle, error) {
 		d, err := checkpoint.Begin(context.Background(), path, part)
 		if err != nil {
 			return nil, err
@@ -50,7 +50,7 @@ func (l *library) beginDraft(path string, part checkpoint.Part) (uint64, error) 
 func (l *library) attachDraft(path string) (uint64, error) {
 	return l.openDraft(false, func() (*control.DraftClient, error) {
 		return control.AttachDraft(context.Background(), path, clientName)
-	}, func() (draft, error) {
+	}, func() (draftHandle, error) {
 		dir, err := checkpoint.DraftDir(path)
 		if err != nil {
 			return nil, err
@@ -70,7 +70,7 @@ func inVolume(path string) (bool, error) {
 
 // writeDraft starts writing files of a draft.
 func (l *library) writeDraft(handle, opened uint64, files []writer.File, stream *uintptr) (uint64, error) {
-	d, err := find[draft](l, opened)
+	d, err := find[draftHandle](l, opened)
 	if err != nil {
 		return 0, err
 	}
@@ -87,7 +87,7 @@ func (l *library) writeDraft(handle, opened uint64, files []writer.File, stream 
 
 // publish ends the draft's handle if it succeeds.
 func (l *library) publish(handle uint64, files []checkpoint.File) error {
-	d, err := find[draft](l, handle)
+	d, err := find[draftHandle](l, handle)
 	if err == nil {
 		err = d.publish(files)
 	}
@@ -98,7 +98,7 @@ func (l *library) publish(handle uint64, files []checkpoint.File) error {
 }
 
 func (l *library) drop(handle uint64) error {
-	d, err := find[draft](l, handle)
+	d, err := find[draftHandle](l, handle)
 	if err != nil {
 		return err
 	}

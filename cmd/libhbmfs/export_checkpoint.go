@@ -52,7 +52,7 @@ func yes(is bool) C.int32_t {
 //export hbmfs_go_draft_is_in_volume
 func hbmfs_go_draft_is_in_volume(h C.hbmfs_handle, is *C.int32_t, why *C.hbmfs_failure) C.int32_t {
 	return answer(why, func() error {
-		d, err := find[draft](lib.library, uint64(h))
+		d, err := find[draftHandle](lib.library, uint64(h))
 		if err == nil {
 			*is = yes(d.inVolume())
 		}
