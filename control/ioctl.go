@@ -71,6 +71,7 @@ const (
 	InfoBypass                       // some bytes lie in backing files
 	InfoMore                         // FILES only: more extents than were given; EXTENTS has them
 	InfoCached                       // backing files are segments of a cache: they come and, unless leased, go
+	InfoGuessed                      // INFO only: the values of the source's files alone show the type of the elements
 )
 
 // FileInfo is the answer to INFO.

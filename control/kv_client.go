@@ -24,7 +24,7 @@ type Namespace struct {
 }
 
 // ErrNoKV says that a mount keeps no blocks.
-var ErrNoKV = errors.New("the mount is no KV volume: hbmfs mount --kv makes one")
+var ErrNoKV = errors.New("the mount is no KV volume: hbmfs kv mount makes one")
 
 // OpenKV opens a namespace. ENOENT: there is none, and [KVCreate] is not set; EINVAL: it has blocks of another size; EACCES: its mode keeps this user
 // out; EROFS: this process has the volume mounted read-only. [ErrNoKV]: it is no KV volume.

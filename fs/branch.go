@@ -31,8 +31,8 @@ type Top interface {
 	Status() *status.Checkpoints
 }
 
-// branchTimeout is how long the kernel keeps a name in the root that is published. It may be removed behind the mount.
-const branchTimeout = time.Second
+// ShortTimeout is how long the kernel keeps an answer about files that may change or go behind the mount.
+const ShortTimeout = time.Second
 
 // branches are the directories in the root that were looked up.
 type branches struct {
@@ -89,7 +89,7 @@ func (m *Mount) asNow(number int, dir *node) *node {
 // entryTimeout is how long the kernel may keep a name in a directory.
 func (m *Mount) entryTimeout(dir int) time.Duration {
 	if m.opt.Top != nil && (dir == rootNumber || dir == m.tree.viewsNumber()) {
-		return branchTimeout
+		return ShortTimeout
 	}
 	return timeout
 }

@@ -76,7 +76,7 @@ func (v *toldViews) save(n *node, f *layout.File) error {
 func (v *toldViews) encode(n *node, f *layout.File) (record []byte, ok bool) {
 	var w varint.Writer
 	w.Text(n.name)
-	w.Uint(uint64(n.view.number), n.ino, uint64(n.perm), uint64(n.uid), uint64(n.gid), uint64(f.DType), uint64(f.Tokens))
+	w.Uint(uint64(n.view.number), n.ino, uint64(n.perm), uint64(n.uid), uint64(n.gid), typeWord(f), uint64(f.Tokens))
 	w.Time(n.modTime)
 	w.Time(f.ModTime)
 	w.Uint(uint64(f.Body.Runs()))
@@ -87,6 +87,16 @@ func (v *toldViews) encode(n *node, f *layout.File) (record []byte, ok bool) {
 		w.Uint(uint64(r.Offset), uint64(r.Length), uint64(r.Stride), uint64(r.Count))
 	}
 	return w.B, true
+}
+
+// guessedType is set beside a type that was guessed. Daemons before 0.2 take the lower 8 bits alone.
+const guessedType = 1 << 8
+
+func typeWord(f *layout.File) uint64 {
+	if f.Guessed {
+		return uint64(f.DType) | guessedType
+	}
+	return uint64(f.DType)
 }
 
 // writeObject writes an object: its place in the listing and one, or nothing and its bytes.
@@ -113,7 +123,8 @@ func (v *toldViews) decode(record []byte) *node {
 	n := &node{kind: kindView, name: r.Text()}
 	number, f := int(r.Uint()), &layout.File{}
 	n.ino, n.perm, n.uid, n.gid = r.Uint(), uint16(r.Uint()), uint32(r.Uint()), uint32(r.Uint())
-	f.DType, f.Tokens = layout.DType(r.Uint()), int64(r.Uint())
+	word := r.Uint()
+	f.DType, f.Guessed, f.Tokens = layout.DType(word), word&guessedType != 0, int64(r.Uint())
 	n.modTime, f.ModTime = r.Time(), r.Time()
 	inline := map[string]*layout.Object{}
 	for range r.Uint() {

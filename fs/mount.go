@@ -44,6 +44,7 @@ type Options struct {
 	Version    string         // of the program, for status
 	Notes      []string       // findings of the program, one line each, for status
 	Log        *slog.Logger
+	LogFile    string         // where Log goes, for status; "" in the foreground
 	Trace      *trace.Tracer  // has spans of recognition and of readers' requests; nil for none
 	Life       *handover.Life // of the daemon, which may go on with a mount; nil where nobody holds the mount
 	Top        Top            // of a mount whose root changes; nil for a dataset
@@ -59,7 +60,7 @@ type Options struct {
 
 // Remote is the origin and the cache of a source that does not lie in local files. Either may be nil.
 type Remote struct {
-	Origin func() status.Origin
+	Origin func() status.OriginTotals
 	Cache  Cache
 }
 

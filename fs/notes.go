@@ -78,6 +78,11 @@ func (m *Mount) notesFor(told func(object string) bool) []string {
 	n.addProblems(m.listing.Problems, told)
 	if v := m.found.volume.Load(); v != nil {
 		n.addProblems(v.Problems(), told)
+		for _, h := range append(v.Guesses(told), v.Hints()...) {
+			if told(h.Object) {
+				n.add(h.String())
+			}
+		}
 	}
 	if why := m.found.failed.Load(); why != nil {
 		n.add("the dataset could not be recognized, so it has no views: " + *why)

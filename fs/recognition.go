@@ -20,6 +20,7 @@ type recognition struct {
 	made    atomic.Bool            // the views, or it failed
 	failed  atomic.Pointer[string] // why
 	looked  chan struct{}          // closed when look is over
+	views   foundViews
 }
 
 // index recognizes the dataset, once.
@@ -46,10 +47,10 @@ func (r *recognition) index(ctx context.Context) (*layout.Volume, error) {
 // others.
 const lookTime = 400 * time.Millisecond
 
-// look reads the indexes of local shards for lookTime. The views use them later.
+// look reads the indexes of local shards for lookTime, and counts the views. The views use the indexes later.
 func (r *recognition) look(ctx context.Context) {
 	v := r.volume.Load()
-	if v == nil || r.opt.Remote.Origin != nil { // there each costs a request
+	if v == nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, lookTime)
@@ -58,10 +59,22 @@ func (r *recognition) look(ctx context.Context) {
 	for _, p := range v.Problems() {
 		known[p] = true
 	}
+	remote := r.opt.Remote.Origin != nil // there each index costs a request
 	for _, s := range v.Sets {
-		if s.Resolve(ctx) != nil { // bad shards are problems: the error is the time's
+		if !remote && s.Resolve(ctx) != nil { // bad shards are problems: the error is the time's
 			break
 		}
+	}
+	for i := range v.Views {
+		view := &v.Views[i]
+		if view.Set.NeedsReading() {
+			continue
+		}
+		exists, err := view.Exists(ctx)
+		if ctx.Err() != nil {
+			break
+		}
+		r.views.note(view.Path, err == nil && exists)
 	}
 	logProblems(r.opt.Log, slices.DeleteFunc(v.Problems(), func(p layout.Problem) bool { return known[p] }))
 }

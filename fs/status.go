@@ -22,7 +22,7 @@ func (c *counters) openFiles() status.OpenFiles {
 
 func (m *Mount) status() status.Status {
 	s := status.Status{
-		Version: m.opt.Version, PID: os.Getpid(), Source: m.opt.Source, MountPoint: m.point, Started: m.started,
+		Version: m.opt.Version, PID: os.Getpid(), Source: m.opt.Source, MountPoint: m.point, Started: m.started, Log: m.opt.LogFile,
 		Objects: len(m.listing.Objects), Bytes: m.listing.Bytes(), Problems: len(m.listing.Problems), Indexing: !m.found.made.Load(),
 		Notes: m.notesFor(m.access.toldOf), Sets: []status.Set{}, Control: m.control.Status(),
 		Counters: status.Counters{
@@ -51,7 +51,12 @@ func (m *Mount) status() status.Status {
 	s.Passthrough = status.Passthrough{On: m.backing.off == "", Why: m.backing.off, Failures: m.backing.failures, LastErr: m.backing.lastErr}
 	m.backing.mu.Unlock()
 	if v := m.found.volume.Load(); v != nil {
-		s.Views = len(v.Views)
+		s.Views, s.Unbuilt = m.found.views.count(len(v.Views))
+		for _, h := range v.Hints() {
+			if len(s.Hints) < notesMax && m.access.toldOf(h.Object) {
+				s.Hints = append(s.Hints, h)
+			}
+		}
 		s.Problems += len(v.Problems())
 		for _, set := range v.Sets {
 			dir, split := set.Dir, set.Split
@@ -59,7 +64,7 @@ func (m *Mount) status() status.Status {
 				dir, split = "(not for everybody)", ""
 			}
 			s.Sets = append(s.Sets, status.Set{
-				Format: set.Format, Dir: dir, Split: split, DType: set.DType, Shards: len(set.Shards),
+				Format: set.Format, Dir: dir, Split: split, DType: set.DType, Guessed: set.Guessed, Shards: len(set.Shards),
 				Tokens: set.Tokens(), Documents: set.Documents(), Samples: set.Samples(),
 			})
 		}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"iter"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hbmfs/hbmfs/cache"
@@ -41,17 +43,40 @@ func (v *lazyView) get(ctx context.Context) (*layout.File, error) {
 	return v.file, nil
 }
 
+// foundViews counts the views that were built, or found to be absent.
+type foundViews struct {
+	known         sync.Map // by path
+	there, absent atomic.Int64
+}
+
+func (f *foundViews) note(path string, exists bool) {
+	switch _, known := f.known.LoadOrStore(path, nil); {
+	case known:
+	case exists:
+		f.there.Add(1)
+	default:
+		f.absent.Add(1)
+	}
+}
+
+// count returns how many of all views are there, and how many nobody has built yet.
+func (f *foundViews) count(all int) (there, unbuilt int) {
+	there = int(f.there.Load())
+	return there, max(0, all-there-int(f.absent.Load()))
+}
+
 // viewMaker makes the nodes of the views of a listing. A view is for users who may read all objects behind it.
 type viewMaker struct {
 	opt     *Options
 	told    *toldViews
+	built   *foundViews
 	started time.Time
 	of      *cache.Listing
 	rights  *access
 }
 
 func (m *Mount) views(of *cache.Listing, rights *access) *viewMaker {
-	return &viewMaker{&m.opt, &m.told, m.started, of, rights}
+	return &viewMaker{&m.opt, &m.told, &m.found.views, m.started, of, rights}
 }
 
 // entries makes the nodes of .hbmfs/views.
@@ -72,7 +97,10 @@ func (k *viewMaker) entries(v *layout.Volume) []entry {
 			n.dir = &directory{expand: k.members(view)}
 		} else {
 			n.kind, n.view = kindView, &lazyView{build: view.File}
-			n.view.tell = func(f *layout.File) error { return k.told.record(&n, f) }
+			n.view.tell = func(f *layout.File) error {
+				k.built.note(view.Path, f != nil)
+				return k.told.record(&n, f)
+			}
 		}
 		k.opt.adopt(&n)
 		entries = append(entries, entry{view.Path, &n})

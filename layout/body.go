@@ -231,6 +231,7 @@ type File struct {
 	Body    Body
 	ModTime time.Time
 	DType   DType // of the payload; DTypeUnknown where it has none
+	Guessed bool  // the values of the source's files alone show DType
 	Tokens  int64 // elements of the payload, -1 where unknown
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync"
 )
 
 // format recognizes one family of files. Recognition has two steps. probe sees one object's head, alone; it is called
@@ -38,16 +39,22 @@ func allFormats() []format {
 		{"litdata", "Lightning LitData: chunks of tokens or items, named by index.json", jsonIndexProbe("chunks"), litdataAssemble},
 		{"datatrove", "datatrove and nanotron: .ds tokens with .ds.index and .ds.metadata", datatroveProbe, datatroveAssemble},
 		{"olmo", "OLMo and Dolma: headerless tokens (.npy, .bin) with a .csv.gz that lists their documents", olmoProbe, olmoAssemble},
-		{"tokens", "headerless tokens (nanoGPT's train.bin, OLMo's .npy that is none): known by their values, or by --dtype", tokensProbe, tokensAssemble},
+		{tokensFormat, "headerless tokens (nanoGPT's train.bin, OLMo's .npy that is none): known by their values, or by --dtype", tokensProbe(sync.OnceValue(newCodeLengths)), tokensAssemble},
 	}
 }
+
+// tokensFormat is the name of the format of headerless tokens, and nanoGPT one that hbmfs pack has for it.
+const (
+	tokensFormat = "tokens"
+	nanoGPT      = "nanogpt"
+)
 
 // Formats returns the names of all formats with a line about each, in the order in which they are tried.
 func Formats() (names, about []string) {
 	for _, f := range allFormats() {
 		names, about = append(names, f.name), append(about, f.about)
 	}
-	return append(names, "raw"), append(about, "anything else: files as they are, no views")
+	return append(names, nanoGPT, "raw"), append(about, "the same as tokens, as hbmfs pack calls it", "anything else: files as they are, no views")
 }
 
 func selectFormats(opt Options) ([]format, error) {
@@ -56,6 +63,8 @@ func selectFormats(opt Options) ([]format, error) {
 		return allFormats(), nil
 	case "raw":
 		return nil, nil
+	case nanoGPT:
+		opt.Format = tokensFormat
 	}
 	for _, f := range allFormats() {
 		if f.name == opt.Format {

@@ -144,8 +144,7 @@ func arrowIntType(field flatTable) DType {
 	if t.number(1, 1, 0) != 0 {
 		kind = "i"
 	}
-	d, _ := ParseDType(fmt.Sprint(kind, t.number(0, 4, 0))) // it gives DTypeUnknown beside its error
-	return d
+	return shortDType(fmt.Sprint(kind, t.number(0, 4, 0)))
 }
 
 func arrowKind(kind int64) string {

@@ -129,11 +129,9 @@ func (c *mdsColumns) decode(i int) (t mdsTokens, ok bool) {
 func mdsType(name string) DType {
 	switch name {
 	case "uint8", "uint16", "uint32", "uint64":
-		d, _ := ParseDType("u" + name[4:])
-		return d
+		return shortDType("u" + name[4:])
 	case "int8", "int16", "int32", "int64":
-		d, _ := ParseDType("i" + name[3:])
-		return d
+		return shortDType("i" + name[3:])
 	}
 	return DTypeUnknown
 }
@@ -147,8 +145,8 @@ func mdsTypeCode(code byte) (d DType, known bool) {
 	if kind >= len(kinds) {
 		return DTypeUnknown, false
 	}
-	d, err := ParseDType(kinds[kind:kind+1] + strconv.Itoa(int(code)-kind))
-	return d, err == nil
+	d = shortDType(kinds[kind:kind+1] + strconv.Itoa(int(code)-kind))
+	return d, d != DTypeUnknown
 }
 
 // variable returns how many of the first n columns are of variable size.

@@ -60,6 +60,9 @@ func olmoAssemble(ctx context.Context, d *directory, members []member) {
 			shards, made[shard.shard] = append(shards, shard), m.head.(olmoPart)
 		}
 		for _, set := range d.addByType(split, shards) {
+			if d.opt.DType == DTypeUnknown && !slices.ContainsFunc(set.Shards, func(h *Shard) bool { return made[h].sidecar != nil }) {
+				set.guess()
+			}
 			listDocuments(set, made, maxListedDocuments)
 		}
 	}
@@ -70,11 +73,14 @@ func (d *directory) guessTokens(ctx context.Context, o *Object) tokenGuess {
 	if guess, ok := d.probed[d.find(o.Name)].head.(tokenGuess); ok {
 		return guess
 	}
+	if o.Whole {
+		return tokenGuess{unseen: true}
+	}
 	head, err := readFull(ctx, o, 0, min(o.Size, headSize))
 	if err != nil {
 		return tokenGuess{}
 	}
-	return guessTokens(head)
+	return guessTokens(head, newCodeLengths())
 }
 
 // withoutSidecar adds the files that belong to the parts by their names and have no sidecar, so that the stream does

@@ -129,8 +129,7 @@ func parquetDType(c *parquet.TokenColumn) DType {
 	if unsigned {
 		sign = "u"
 	}
-	d, _ := ParseDType(fmt.Sprint(sign, bits)) // it gives DTypeUnknown beside its error
-	return d
+	return shortDType(fmt.Sprint(sign, bits))
 }
 
 // parquetSet adds a set of files that have their tokens in a column, or none for the reason why.

@@ -120,7 +120,7 @@ func safetensorsDType(t *safetensors.Tensor) DType {
 	if t.Bits == 0 {
 		return DTypeUnknown
 	}
-	d, _ := ParseDType(strings.ToLower(t.DType)) // the types that both have are in upper case there; it gives DTypeUnknown beside its error
+	d := shortDType(strings.ToLower(t.DType)) // the types that both have are in upper case there
 	return d
 }
 

@@ -2,17 +2,20 @@ package layout
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 )
 
 // tokensProbe looks at the values of files whose names may be those of token files. It accepts what it cannot judge
 // as well: other files of the same family, or --dtype, may tell.
-func tokensProbe(o *Object, head []byte) any {
-	if !isTokenName(o.Name) {
-		return nil
+func tokensProbe(code func() *codeLengths) func(o *Object, head []byte) any {
+	return func(o *Object, head []byte) any {
+		if !isTokenName(o.Name) {
+			return nil
+		}
+		return guessTokens(head, code())
 	}
-	return guessTokens(head)
 }
 
 // isTokenName reports whether writers of headerless tokens use such a name.
@@ -30,17 +33,17 @@ func tokensAssemble(ctx context.Context, d *directory, members []member) {
 	members = d.tokenFiles(members, told)
 	for split, group := range bySplit(members) {
 		var shards []typedShard
-		inferred := false
+		guessed := false
 		for _, m := range group {
-			inferred = inferred || told[m.object] == DTypeUnknown
+			guessed = guessed || told[m.object] == DTypeUnknown
 			shards = append(shards, tokensShard(d, m.object, m.head.(tokenGuess).dtype))
 		}
 		for _, set := range d.addByType(split, shards) {
 			switch {
 			case d.opt.DType != DTypeUnknown:
 				set.note("no header: the dtype is the given one")
-			case inferred:
-				set.note("no header: the dtype was inferred from values, and --dtype overrides it")
+			case guessed:
+				set.guess()
 			default:
 				set.note("no header: the dtype is that of " + ManifestName)
 			}
@@ -55,13 +58,13 @@ func tokensAssemble(ctx context.Context, d *directory, members []member) {
 func (d *directory) tokenFiles(members []member, told map[*Object]DType) []member {
 	families, plain := map[string][]DType{}, map[string]bool{}
 	for _, m := range members {
-		dtype, family := m.head.(tokenGuess).dtype, labelOf(baseOf(m.object.Name)).alike
-		plain[family] = plain[family] || m.head.(tokenGuess).other == ""
-		if dtype != DTypeUnknown && !slices.Contains(families[family], dtype) {
-			families[family] = append(families[family], dtype)
+		guess, family := m.head.(tokenGuess), labelOf(baseOf(m.object.Name)).alike
+		plain[family] = plain[family] || guess.other == ""
+		if guess.dtype != DTypeUnknown && !slices.Contains(families[family], guess.dtype) {
+			families[family] = append(families[family], guess.dtype)
 		}
 	}
-	var out []member
+	var out, unknown []member
 	for _, m := range members {
 		guess := m.head.(tokenGuess)
 		alike := labelOf(baseOf(m.object.Name)).alike
@@ -69,27 +72,74 @@ func (d *directory) tokenFiles(members []member, told map[*Object]DType) []membe
 		if guess.weak && plain[alike] {
 			guess.other = ""
 		}
-		why := ""
+		given := d.opt.DType
+		if given == DTypeUnknown {
+			given = told[m.object]
+		}
 		switch {
-		case d.opt.DType == DTypeUnknown && told[m.object] != DTypeUnknown:
-			guess.dtype = told[m.object]
-		case guess.other != "" && (d.opt.DType != U8 || guess.other != textGuess): // tokens that are bytes look like text
-			why = "this is " + guess.other + ", not tokens"
-		case d.opt.DType != DTypeUnknown:
-			guess.dtype = d.opt.DType
-		case guess.dtype == DTypeUnknown && len(family) == 1:
+		case given == DTypeUnknown && guess.other == "" && guess.dtype == DTypeUnknown && len(family) == 1 && guess.mayBe(family[0]):
 			guess.dtype = family[0]
+		case given != DTypeUnknown && (guess.other == "" || told[m.object] != DTypeUnknown || given == U8 && guess.other == textGuess): // tokens that are bytes look like text
+			guess.dtype = given
+		case guess.other != "":
+			d.mustBeTokens(m.object, "this is "+guess.other+", not tokens")
+			continue
 		case guess.dtype == DTypeUnknown:
-			why = "the values do not show whether they are tokens of 2 or of 4 bytes: give their type by --dtype"
+			unknown = append(unknown, m)
+			continue
 		}
-		switch {
-		case why == "":
-			out = append(out, member{m.object, guess})
-		case d.opt.Format == "tokens": // somebody said that these are tokens
-			d.problem(m.object, 0, "%s", why)
-		}
+		out = append(out, member{m.object, guess})
 	}
+	d.unknownTokens(unknown)
 	return out
+}
+
+// mayBe reports whether the values do not contradict a type that other files of the family have.
+func (g tokenGuess) mayBe(family DType) bool {
+	return g.likely == DTypeUnknown || g.likely.Size() == family.Size()
+}
+
+// mustBeTokens reports a problem where somebody said by --format that these are tokens.
+func (d *directory) mustBeTokens(o *Object, why string) {
+	if d.opt.Format != "" {
+		d.problem(o, 0, "%s", why)
+	}
+}
+
+// minHinted is the size from which on a file without a header may be an array, bytes.
+const minHinted = 64
+
+// unknownTokens names files that may be arrays without a header, and the flag that shows them: those of one directory that look alike in
+// one sentence.
+func (d *directory) unknownTokens(members []member) {
+	sentences, groups := grouped(members, func(m member) string { return m.head.(tokenGuess).advice() })
+	for i, group := range groups {
+		for _, m := range group {
+			d.mustBeTokens(m.object, sentences[i])
+		}
+		large := slices.DeleteFunc(group, func(m member) bool { return m.object.Size < minHinted })
+		if d.opt.Format != "" || len(large) == 0 {
+			continue
+		}
+		more := ""
+		if len(large) > 1 {
+			more = fmt.Sprintf("it and %d more in this directory: ", len(large)-1)
+		}
+		d.volume.hints = append(d.volume.hints, Hint{large[0].object.Name, more + sentences[i]})
+	}
+}
+
+// advice says how to see a file whose type is not known.
+func (g tokenGuess) advice() string {
+	switch {
+	case g.unseen:
+		return "no header was looked for, because the file is decoded as a whole: if it holds tokens, give their type, as in --dtype uint16"
+	case g.likely == DTypeUnknown:
+		return "it has no header, and its values do not show their type: if they are tokens, give it, as in --dtype uint16"
+	case g.likely == U16 || g.likely == U32:
+		return fmt.Sprintf("it has no header, and its values look like %s, but not clearly like token ids: if they are, --dtype %s shows them", g.likely.Long(), g.likely.Long())
+	}
+	return fmt.Sprintf("it has no header, and its values look like %s: if they are tokens, --dtype %s shows them", g.likely.Long(), g.likely.Long())
 }
 
 // MaxTokensManifest is the most bytes of a manifest that tells dtypes: one of several terabytes of tokens.
@@ -112,8 +162,8 @@ func (d *directory) manifested(ctx context.Context) map[*Object]DType {
 	if err != nil || m.Format != "nanogpt" {
 		return nil
 	}
-	dtype, err := ParseDType(m.DType)
-	if err != nil || dtype != U16 && dtype != U32 { // what nanoGPT has
+	dtype := shortDType(m.DType)
+	if dtype != U16 && dtype != U32 { // what nanoGPT has
 		return nil
 	}
 	told := map[*Object]DType{}

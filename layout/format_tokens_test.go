@@ -3,7 +3,9 @@ package layout
 import (
 	"bytes"
 	"compress/gzip"
+	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -30,7 +32,7 @@ func textTokens(seed uint64, n, vocabulary, width int) []byte {
 
 func TestTokensGolden(t *testing.T) {
 	v := checkTokenSets(t, "nanogpt", "tokens", 2)
-	if len(v.Sets) != 2 || !strings.Contains(strings.Join(v.Sets[0].Notes, ""), "inferred from values") {
+	if len(v.Sets) != 2 || !strings.Contains(strings.Join(v.Sets[0].Notes, ""), "guessed from the values") {
 		t.Errorf("%d sets, notes %q: it should be said that the dtype was inferred", len(v.Sets), v.Sets[0].Notes)
 	}
 }
@@ -44,6 +46,7 @@ func TestGuessTokensFindsTokens(t *testing.T) {
 		}
 		return b
 	}
+	code := newCodeLengths()
 	for name, c := range map[string]struct {
 		head []byte
 		want DType
@@ -60,13 +63,14 @@ func TestGuessTokensFindsTokens(t *testing.T) {
 		"characters, wide": {letters(65, 4), U32},
 		"four symbols":     {letters(4, 2), U16},
 	} {
-		if got := guessTokens(c.head); got.dtype != c.want || got.other != "" {
+		if got := guessTokens(c.head, code); got.dtype != c.want || got.other != "" {
 			t.Errorf("%s: %s %q, want %s", name, got.dtype, got.other, c.want)
 		}
 	}
 }
 
 func TestGuessTokensRefusesOthers(t *testing.T) {
+	code := newCodeLengths()
 	r := rand.New(rand.NewPCG(1, 2))
 	make4k := func(width int, value func(i int) uint64) []byte {
 		b := make([]byte, 4096)
@@ -122,7 +126,7 @@ func TestGuessTokensRefusesOthers(t *testing.T) {
 		"too few":           textTokens(1, 10, 50257, 2),
 	}
 	for name, head := range heads {
-		if got := guessTokens(head[:min(len(head), headSize)]); got.dtype != DTypeUnknown {
+		if got := guessTokens(head[:min(len(head), headSize)], code); got.dtype != DTypeUnknown {
 			t.Errorf("%s is taken for tokens of %s", name, got.dtype)
 		}
 	}
@@ -131,7 +135,7 @@ func TestGuessTokensRefusesOthers(t *testing.T) {
 		for i := range head {
 			head[i] = byte(r.Uint32())
 		}
-		if got := guessTokens(head); got.dtype != DTypeUnknown {
+		if got := guessTokens(head, code); got.dtype != DTypeUnknown {
 			t.Fatalf("%d random bytes are taken for tokens of %s", len(head), got.dtype)
 		}
 	}
@@ -304,4 +308,110 @@ func TestTokensToldByTheManifest(t *testing.T) {
 	if err != nil || len(v.Sets) != 1 || v.Sets[0].DType != U32 {
 		t.Errorf("one file: %v, sets %+v", err, v.Sets)
 	}
+}
+
+// TestTokensThatNobodyCanBeSureOfAreNamed has no view of such files: the volume names them, and the flag that shows them.
+func TestTokensThatNobodyCanBeSureOfAreNamed(t *testing.T) {
+	r := rand.New(rand.NewPCG(7, 7))
+	made := func(dtype DType, distribution string) []byte { return madeFile(r, dtype, distribution, false) }
+	for name, c := range map[string]struct {
+		data []byte
+		want string
+	}{
+		"uniform u16":            {made(U16, "uniform"), "as in --dtype uint16"},
+		"bytes of 0 to 3":        {[]byte(strings.Repeat("\x00\x01\x02\x03\x03\x01\x00\x02", 512)), ""},
+		"bytes of 0 to 3, drawn": {made(U8, "few values"), "--dtype uint8 shows them"},
+		"int64":                  {made(I64, "Zipf"), "--dtype int64 shows them"},
+		"float32":                {made(F32, "uniform"), "--dtype float32 shows them"},
+		"offsets":                {offsets(4096), "as in --dtype uint16"},
+	} {
+		v := index(t, files{"d/train.bin": c.data, "d/small.bin": {1, 2, 3}})
+		if len(v.Sets) != 0 || len(v.Problems()) != 0 {
+			t.Errorf("%s: sets %+v, problems %v", name, v.Sets, v.Problems())
+		}
+		if h := v.Hints(); len(h) != 1 || h[0].Object != "d/train.bin" || !strings.Contains(h[0].Detail, c.want) || !strings.Contains(h[0].Detail, "--dtype ") {
+			t.Errorf("%s: hints %v, want one on d/train.bin that says %q", name, h, c.want)
+		}
+		for _, opt := range []Options{{DType: U16}, {Format: "raw"}} {
+			if v, err := Index(t.Context(), files{"train.bin": c.data}.objects(), opt); err != nil || len(v.Hints()) != 0 {
+				t.Errorf("%s: with %+v, hints %v and %v", name, opt, v.Hints(), err)
+			}
+		}
+	}
+	all := files{}
+	for i := range 100 {
+		all[fmt.Sprintf("part-%03d.bin", i)] = made(U16, "uniform")
+	}
+	if h := index(t, all).Hints(); len(h) != 1 || !strings.Contains(h[0].Detail, "it and 99 more in this directory: ") {
+		t.Errorf("100 files alike: hints %v, want one of all", h)
+	}
+}
+
+// offsets are the multiples of 100, as u32.
+func offsets(bytes int) (b []byte) {
+	for i := range bytes / 4 {
+		b = binary.LittleEndian.AppendUint32(b, uint32(i)*100)
+	}
+	return b
+}
+
+// TestTokensGuessesAreMarked has guessed types marked in sets and views, and no others.
+func TestTokensGuessesAreMarked(t *testing.T) {
+	f := files{"a.bin": textTokens(1, 500, 50257, 2)}
+	for _, c := range []struct {
+		opt  Options
+		want bool
+	}{{Options{}, true}, {Options{DType: U16}, false}, {Options{Format: "nanogpt"}, true}} {
+		v, err := Index(t.Context(), f.objects(), c.opt)
+		if err != nil || len(v.Sets) != 1 || v.Sets[0].Guessed != c.want {
+			t.Fatalf("%+v: %v, sets %+v", c.opt, err, v.Sets)
+		}
+		for i := range v.Views {
+			exists, err := v.Views[i].Exists(t.Context())
+			if err != nil || !exists {
+				continue
+			}
+			file, err := v.Views[i].File(t.Context())
+			if want := c.want && strings.HasPrefix(v.Views[i].Path, "tokens."); err != nil || file.Guessed != want {
+				t.Errorf("%+v: %s: guessed %v (%v), want %v", c.opt, v.Views[i].Path, file.Guessed, err, want)
+			}
+		}
+	}
+}
+
+// TestTokensOfOtherWidthStayOut keeps a file out of a family whose type its values contradict.
+func TestTokensOfOtherWidthStayOut(t *testing.T) {
+	r := rand.New(rand.NewPCG(8, 8))
+	v := index(t, files{
+		"part_0.bin": textTokens(1, 500, 50257, 2), "part_1.bin": madeFile(r, U8, "few values", true), "part_2.bin": textTokens(2, 500, 50257, 2),
+	})
+	if len(v.Sets) != 1 || len(v.Sets[0].Shards) != 2 || len(v.Problems()) != 1 || v.Problems()[0].Object != "part_1.bin" {
+		t.Errorf("sets %+v, problems %v: part_1.bin should be in none", v.Sets, v.Problems())
+	}
+}
+
+// TestTokensDecodedAsAWhole shows files whose beginning costs as much as all of them: by --dtype or an index, never by their values.
+func TestTokensDecodedAsAWhole(t *testing.T) {
+	whole := func() []*Object {
+		objects := files{"train.bin": textTokens(1, 500, 50257, 2), "note.txt": []byte("text")}.objects()
+		for _, o := range objects {
+			o.Whole, o.Origin = true, failingOrigin{t}
+		}
+		return objects
+	}
+	v, err := Index(t.Context(), whole(), Options{DType: U16})
+	if err != nil || len(v.Sets) != 1 || v.Sets[0].Tokens() != 500 || len(v.Hints()) != 0 {
+		t.Fatalf("with --dtype: %v, sets %+v, hints %v", err, v.Sets, v.Hints())
+	}
+	if v, err = Index(t.Context(), whole(), Options{}); err != nil || len(v.Sets) != 0 || len(v.Hints()) != 1 || !strings.Contains(v.Hints()[0].Detail, "--dtype uint16") {
+		t.Errorf("without: %v, sets %+v, hints %v", err, v.Sets, v.Hints())
+	}
+}
+
+// failingOrigin has bytes that nobody may ask for.
+type failingOrigin struct{ t *testing.T }
+
+func (f failingOrigin) ReadAt(_ context.Context, o *Object, _ []byte, _ int64) (int, error) {
+	f.t.Errorf("%s is read", o.Name)
+	return 0, errors.New("not to be read")
 }

@@ -115,8 +115,8 @@ func (m *Manifest) check() error {
 	if m.Version != manifestVersion {
 		return fmt.Errorf("hbmfs_manifest is %d, this program knows %d", m.Version, manifestVersion)
 	}
-	if _, err := ParseDType(m.DType); err != nil {
-		return err
+	if shortDType(m.DType) == DTypeUnknown {
+		return fmt.Errorf("dtype %q is not known", m.DType)
 	}
 	seen := make(map[string]bool, len(m.Files))
 	var tokens, documents int64

@@ -20,7 +20,9 @@ type Set struct {
 	Dir    string // directory of the shards, "" for the root
 	Split  string // train, val, ... when the directory holds several, "" otherwise
 	DType  DType  // of the tokens; DTypeUnknown where the set holds none, or several types
-	Shards []*Shard
+	// Guessed: nothing but the values shows the DType.
+	Guessed bool
+	Shards  []*Shard
 	// Notes tells what a reader should know and no number shows, such as the flavour of a header.
 	Notes []string
 	// NoTokens says why no view of the token stream is possible; empty where one is.
@@ -144,7 +146,7 @@ func (s *Set) Resolve(ctx context.Context) error {
 		return nil
 	}
 	var err error
-	if slices.ContainsFunc(s.Shards, func(h *Shard) bool { return h.resolve != nil }) {
+	if s.NeedsReading() {
 		err = s.each(ctx, resolveShard, nil)
 	}
 	s.resolved = err == nil
@@ -152,6 +154,13 @@ func (s *Set) Resolve(ctx context.Context) error {
 		s.summarize(s)
 	}
 	return err
+}
+
+// NeedsReading reports whether Resolve has indexes to read.
+func (s *Set) NeedsReading() bool {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return slices.ContainsFunc(s.Shards, func(h *Shard) bool { return h.resolve != nil })
 }
 
 func resolveShard(ctx context.Context, h *Shard) error {
@@ -316,6 +325,12 @@ func (s *Set) note(text string) {
 	if !slices.Contains(s.Notes, text) {
 		s.Notes = append(s.Notes, text)
 	}
+}
+
+// guess records that the values alone show the dtype.
+func (s *Set) guess() {
+	s.Guessed = true
+	s.note("no header: the dtype was guessed from the values, and --dtype overrides it")
 }
 
 // Bytes returns the bytes of the objects that belong to the set, indexes included.

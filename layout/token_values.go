@@ -7,34 +7,71 @@ import (
 	"unicode/utf8"
 )
 
-// tokenGuess is a guess by the values at the start of a headerless file.
+// tokenGuess is what the values at the start of a headerless file say.
 type tokenGuess struct {
-	dtype DType  // U16 or U32; DTypeUnknown where the values do not tell
-	other string // the format of a file that is no tokens, "" where it may be tokens
-	weak  bool   // other is known by two or three bytes, which one shard of tokens in some ten thousand begins with, too
+	dtype  DType  // U16 or U32 where the values are token ids by all appearance; else DTypeUnknown
+	likely DType  // the type that its elements seem to have, whether they are token ids or not; DTypeUnknown where nothing tells
+	other  string // the format of a file that is no tokens, "" where it may be tokens
+	weak   bool   // other is known by two or three bytes, which one shard of tokens in some ten thousand begins with, too
+	unseen bool   // the file is decoded as a whole, so nobody has looked at its values
 }
 
 // textGuess is other of a text.
 const textGuess = "text"
 
-// guessTokens looks at the first bytes of a file without a header. Tokens of text have small ids more often than large
-// ones and repeat themselves. Random bytes, weights, samples of sound and machine code do not. It would rather miss
-// tokens, which --dtype brings back, than make a stream of other bytes.
-func guessTokens(head []byte) tokenGuess {
+// guessTokens looks at the first bytes of a file without a header. A guess is well founded, and gives a view, if two things hold:
+//
+//   - Element width: a model of the bytes with a period of 2 (or 4) saves 32 bits at least over each shorter period, and no longer one
+//     saves more. See [codeLengths].
+//   - Token ids: small ones are more frequent than large ones and repeat themselves. Weights and samples of sound differ.
+//
+// So it misses some tokens, which --dtype brings back. It makes no stream of other bytes.
+func guessTokens(head []byte, code *codeLengths) tokenGuess {
 	if what, magic := otherFormat(string(head[:min(len(head), 512)])); what != "" {
 		return tokenGuess{other: what, weak: magic < 4}
 	}
 	if isText(head) {
 		return tokenGuess{other: textGuess}
 	}
-	head = head[:min(len(head), valueSample)]
-	if below20Bits(head) && countValues(head, 4).looksLikeU32() {
-		return tokenGuess{dtype: U32}
+	g := tokenGuess{likely: likelyType(head, code.width(head))}
+	if g.likely != U16 && g.likely != U32 {
+		return g
 	}
-	if countValues(head, 2).looksLikeU16() {
-		return tokenGuess{dtype: U16}
+	c := countValues(head, g.likely.Size())
+	if g.likely == U16 && c.looksLikeIDs() || g.likely == U32 && c.varied() {
+		g.dtype = g.likely
 	}
-	return tokenGuess{}
+	return g
+}
+
+// likelyType is the type of elements of a width. Of types that differ in what no value shows, it is the one of token ids.
+func likelyType(head []byte, width int) DType {
+	zero, ones, float := true, true, 0 // of the last byte of each element
+	for i := width - 1; width > 2 && i < len(head); i += width {
+		if width == 8 { // ids are below 2^32
+			zero = zero && binary.LittleEndian.Uint32(head[i-3:]) == 0
+		}
+		zero, ones = zero && head[i] == 0, ones && (head[i] == 0 || head[i] == 0xff)
+		float += count(head[i]&0x7f >= 0x30 && head[i]&0x7f < 0x50)
+	}
+	floats := width > 2 && float*width*10 >= len(head)*9
+	switch {
+	case width == 1:
+		return U8
+	case width == 2:
+		return U16
+	case width == 4 && floats:
+		return F32
+	case width == 4 && ones && !zero:
+		return I32
+	case width == 4 && below20Bits(head):
+		return U32
+	case width == 8 && floats:
+		return F64
+	case width == 8 && zero:
+		return I64
+	}
+	return DTypeUnknown
 }
 
 // otherFormat names the format whose magic number the head begins with, and the number's bytes: "" and 0 for none.
@@ -80,7 +117,17 @@ func isText(head []byte) bool {
 	return len(head) > 0 && (control == 0 && utf8.Valid(cut) || printable*100 >= len(head)*85)
 }
 
-// valueCounts counts the values of a sample, read as little-endian integers of one width.
+// below20Bits reports whether all u32 are below 2^20. No vocabulary reaches this bound.
+func below20Bits(head []byte) bool {
+	for ; len(head) >= 4; head = head[4:] {
+		if head[3] != 0 || head[2] >= 1<<4 {
+			return false
+		}
+	}
+	return true
+}
+
+// valueCounts counts the values of a sample, read as little-endian integers of 2 or 4 bytes.
 type valueCounts struct {
 	count              int
 	distinct           int // by their low 16 bits
@@ -88,8 +135,7 @@ type valueCounts struct {
 	top                int // values of 61440 and above
 	odd                int // values at odd places that are not 0
 	ascending          bool
-	lowBits, highBits  uint32 // the halves of all values or-ed, which bounds them
-	flags              bool   // every byte is 0 or 1
+	flags              bool // every byte is 0 or 1
 }
 
 func countValues(head []byte, width int) valueCounts {
@@ -101,7 +147,7 @@ func countValues(head []byte, width int) valueCounts {
 		if width == 4 {
 			v = binary.LittleEndian.Uint32(head[4*i:])
 		} else {
-			v = uint32(binary.LittleEndian.Uint16(head[2*i:]))
+			v = uint32(binary.LittleEndian.Uint16(head[width*i:]))
 		}
 		word, bit := v&0xffff/64, uint64(1)<<(v%64)
 		c.distinct += count(seen[word]&bit == 0)
@@ -112,7 +158,6 @@ func countValues(head []byte, width int) valueCounts {
 		c.top += count(v >= 0xf000)
 		c.odd += count(i%2 == 1 && v != 0)
 		c.ascending = c.ascending && v >= before
-		c.lowBits, c.highBits = c.lowBits|v&0xffff, c.highBits|v>>16
 		before = v
 	}
 	return c
@@ -125,36 +170,16 @@ func count(b bool) int {
 	return 0
 }
 
-// A verdict needs some values, and more than some do not change it: a directory may have 100,000 files to look at.
-const (
-	minSample   = 32   // values
-	valueSample = 1024 // bytes
-)
+// minSample is how many values a verdict needs.
+const minSample = 32
 
-// varied says that the values are no constant, padding, table of offsets, or flags.
+// varied says that the values are no constant, padding, table of offsets, flags, or halves of larger integers.
 func (c valueCounts) varied() bool {
-	return c.count >= minSample && c.distinct >= 3 && c.zeros*2 <= c.count && !c.ascending && !c.flags
+	return c.count >= minSample && c.distinct >= 3 && c.zeros*2 <= c.count && c.odd > 0 && !c.ascending && !c.flags
 }
 
-// below20Bits reports whether all u32 are below 2^20. No vocabulary reaches this bound. u16 tokens that are read two by
-// two pass it at once, unless their vocabulary is tiny.
-func below20Bits(head []byte) bool {
-	for ; len(head) >= 4; head = head[4:] {
-		if head[3] != 0 || head[2] >= 1<<4 {
-			return false
-		}
-	}
-	return true
-}
-
-// looksLikeU32 is asked of values below 2^20. Those of tiny u16 vocabularies have halves that look alike, and every
-// second value 0 is an array of 8-byte integers.
-func (c valueCounts) looksLikeU32() bool {
-	return c.varied() && (c.highBits == 0 || c.lowBits >= 1<<8) && c.odd > 0
-}
-
-// looksLikeU16 wants a quarter of the ids below an eighth of the range; of random bytes that is an eighth, of weights
+// looksLikeIDs wants a quarter of the u16 below an eighth of the range; of random bytes that is an eighth, of weights
 // far less. Few may be above half of the range, next to none near its end, and one in twenty must repeat.
-func (c valueCounts) looksLikeU16() bool {
+func (c valueCounts) looksLikeIDs() bool {
 	return c.varied() && c.low*4 >= c.count && c.signed*10 <= c.count*3 && c.top*64 <= c.count && c.distinct*20 <= c.count*19
 }

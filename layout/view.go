@@ -3,6 +3,7 @@ package layout
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"path"
 	"time"
@@ -18,6 +19,19 @@ type View struct {
 	Entries func(ctx context.Context) ([]*File, error)
 	// Set is the set that the view is made of.
 	Set *Set
+}
+
+// Exists reports whether the view can be shown. Members and tensors have a directory in any case.
+func (v *View) Exists(ctx context.Context) (bool, error) {
+	if v.File == nil {
+		return true, nil
+	}
+	_, err := v.File(ctx)
+	var absent *AbsentError
+	if errors.As(err, &absent) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 // AbsentError says why a view does not exist.
@@ -142,6 +156,13 @@ func (s *Set) file(b Body, dtype DType, elements int64) *File {
 	return &File{Body: b, DType: dtype, Tokens: elements, ModTime: newest(s.Shards...)}
 }
 
+// tokenFile is a view of the token stream.
+func (s *Set) tokenFile(b Body) *File {
+	f := s.file(b, s.DType, s.Tokens())
+	f.Guessed = s.Guessed
+	return f
+}
+
 // newest returns the latest time at which an object of the shards changed.
 func newest(shards ...*Shard) time.Time {
 	var newest time.Time
@@ -160,7 +181,7 @@ func (s *Set) tokensBin(ctx context.Context) (*File, error) {
 	if err != nil {
 		return nil, err
 	}
-	return s.file(*b, s.DType, s.Tokens()), nil
+	return s.tokenFile(*b), nil
 }
 
 func (s *Set) tokensNPY(ctx context.Context) (*File, error) {
@@ -174,7 +195,7 @@ func (s *Set) tokensNPY(ctx context.Context) (*File, error) {
 	var b Body
 	b.addWhole(Inline(NPYHeader(s.DType, s.Tokens())))
 	b.AddBody(tokens)
-	return s.file(b, s.DType, s.Tokens()), nil
+	return s.tokenFile(b), nil
 }
 
 // documentsNPY is an int64 array of [documents+1] positions in tokens: where each document begins, and the end.

@@ -35,6 +35,7 @@ type Volume struct {
 	decoded  *kept
 	mu       sync.Mutex
 	problems []Problem
+	hints    []Hint // fixed once Index returns
 }
 
 // Problem is something wrong in the dataset. It makes the object that it names, or a view, less than it should be,
@@ -56,6 +57,34 @@ func (v *Volume) Problems() []Problem {
 	out := slices.Clone(v.problems)
 	slices.SortStableFunc(out, func(a, b Problem) int { return ComparePaths(a.Object, b.Object) })
 	return out
+}
+
+// Hint names a file that may hold tokens and is in no view, and the flag that shows it. It is no problem.
+type Hint struct {
+	Object string `json:"object"`
+	Detail string `json:"detail"`
+}
+
+func (h Hint) String() string { return h.Object + ": " + h.Detail }
+
+// Hints returns the hints, ordered by object.
+func (v *Volume) Hints() []Hint { return v.hints }
+
+// Guesses names the element types that nothing but values shows, one sentence for each type. It leaves out shards that told refuses.
+func (v *Volume) Guesses(told func(object string) bool) (guesses []Hint) {
+	guessed := slices.DeleteFunc(slices.Clone(v.Sets), func(s *Set) bool { return !s.Guessed || !told(s.Shards[0].Name) })
+	types, groups := grouped(guessed, func(s *Set) DType { return s.DType })
+	for i, sets := range groups {
+		files, more := 0, ""
+		for _, s := range sets {
+			files += len(s.Shards)
+		}
+		if files > 1 {
+			more = fmt.Sprintf(" (and of %d more)", files-1)
+		}
+		guesses = append(guesses, Hint{sets[0].Shards[0].Name, fmt.Sprintf("no header, so its type%s was guessed from the values: %s; hbmfs mount --dtype sets it", more, types[i].Long())})
+	}
+	return guesses
 }
 
 func (v *Volume) problem(o *Object, off int64, format string, args ...any) {
@@ -112,6 +141,7 @@ func Index(ctx context.Context, objects []*Object, opt Options) (*Volume, error)
 		return nil, fmt.Errorf("no %s dataset is here%s", opt.Format, x.firstProblem())
 	}
 	slices.SortStableFunc(v.Sets, func(a, b *Set) int { return ComparePaths(a.ViewDir(), b.ViewDir()) })
+	slices.SortStableFunc(v.hints, func(a, b Hint) int { return ComparePaths(a.Object, b.Object) })
 	v.Views = views(v)
 	return v, v.selections(opt.Select)
 }
@@ -142,8 +172,9 @@ func probe(ctx context.Context, v *Volume, formats []format) ([]probedObject, er
 }
 
 func probeOne(ctx context.Context, v *Volume, formats []format, o *Object, buf []byte) probedObject {
-	if o.Whole { // an index claims it, or nobody does
-		return probedObject{format: -1}
+	if o.Whole { // an index claims it, or --dtype
+		i := slices.IndexFunc(formats, func(f format) bool { return f.name == tokensFormat && isTokenName(o.Name) })
+		return probedObject{i, tokenGuess{unseen: true}}
 	}
 	head := buf[:min(o.Size, headSize)]
 	if n, err := o.ReadAt(ctx, head, 0); n < len(head) {

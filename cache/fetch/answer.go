@@ -17,6 +17,9 @@ import (
 // ErrLie says that an answer contradicts its request, or itself. No byte of it is used, and another attempt follows.
 var ErrLie = errors.New("the server contradicts itself")
 
+// ErrNoRanges says that a server sends whole files only, as Python's http.server does. It wraps [fs.ErrInvalid].
+var ErrNoRanges = fmt.Errorf("%w: the server does not serve ranges", fs.ErrInvalid)
+
 // Answer is an origin's answer to a [Getter]: of status 200 or 206, its body not read yet.
 type Answer struct {
 	*http.Response
@@ -45,8 +48,7 @@ func check(a ask, r *Answer) error {
 	case r.StatusCode != http.StatusOK:
 		return fmt.Errorf("%w: it answers %.80q to a request for bytes", ErrLie, r.Status)
 	case !whole || r.ContentLength < 0: // some servers answer so for a whole file, and say its length
-		return fmt.Errorf("%w: the server does not serve ranges (it answers 200 for bytes %d to %d): copy the dataset to one that does",
-			fs.ErrInvalid, a.off, a.off+a.n)
+		return fmt.Errorf("%w (it answers 200 for bytes %d to %d): use one that does, such as nginx, or download the dataset", ErrNoRanges, a.off, a.off+a.n)
 	}
 	if r.Version == "" && a.object.Version != "" {
 		return fmt.Errorf("%w: its answer has no version, and its listing had", ErrLie)

@@ -85,7 +85,7 @@ func (s *site) index(t testing.TB) {
 	s.put(t, "index.json", data)
 }
 
-func (s *site) open(t testing.TB, path string) *Origin {
+func (s *site) open(t testing.TB, path string) *Site {
 	t.Helper()
 	o, err := Open(s.URL+"/"+path, fetch.Options{Patience: time.Minute})
 	if err != nil {
@@ -95,9 +95,9 @@ func (s *site) open(t testing.TB, path string) *Origin {
 }
 
 func TestHTTPKeepsTheContract(t *testing.T) {
-	origintest.Run(t, func(t *testing.T) origintest.Place {
+	origintest.Run(t, func(t *testing.T) origintest.Fixture {
 		s := newSite(t)
-		return origintest.Place{
+		return origintest.Fixture{
 			Names: []string{"with space", "ümlaut", "a%2Fb", "semi;colon", "q?x=1", "hash#1", "plus+and&"},
 			Put:   s.put,
 			Remove: func(t testing.TB, name string) {
@@ -105,7 +105,7 @@ func TestHTTPKeepsTheContract(t *testing.T) {
 					t.Fatal(err)
 				}
 			},
-			Open: func(t testing.TB) origintest.Origin { s.index(t); return s.open(t, "") },
+			Open: func(t testing.TB) origintest.Subject { s.index(t); return s.open(t, "") },
 		}
 	})
 }
@@ -257,5 +257,26 @@ func TestServersThatLie(t *testing.T) {
 				t.Errorf("%d bytes, %v", n, err)
 			}
 		})
+	}
+}
+
+// TestServersWithoutRanges has the listing fail where every read would.
+func TestServersWithoutRanges(t *testing.T) {
+	for size, want := range map[int]error{0: nil, 1: nil, 100_000: fetch.ErrNoRanges} {
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { // as Python's http.server
+			w.Header().Set("Last-Modified", "Thu, 01 Jan 1970 00:00:01 GMT")
+			w.Header().Set("Content-Length", fmt.Sprint(size))
+			if r.Method == http.MethodGet {
+				_, _ = w.Write(make([]byte, size)) // the client may be gone
+			}
+		}))
+		o, err := Open(s.URL+"/train.bin", fetch.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := o.List(t.Context()); !errors.Is(err, want) || want != nil && !strings.Contains(err.Error(), "nginx") {
+			t.Errorf("a file of %d bytes: %v, want %v", size, err, want)
+		}
+		s.Close()
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -157,9 +158,43 @@ func eachMember(data []byte, each func(key string, dec *json.Decoder) error, key
 	return nil
 }
 
-// List asks for the index, or the server's own listing where there is none, and for the size and version of every file that it names. A file that is not there becomes
+// List lists the files, and makes sure that the server serves ranges: without them every read would fail.
+func (o *Site) List(ctx context.Context) (*cache.Listing, error) {
+	l, err := o.list(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if i := slices.IndexFunc(l.Objects, func(f *layout.Object) bool { return f.Size > 1 }); i >= 0 {
+		err = o.servesRanges(ctx, l.Objects[i])
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list %s: %w", o, err)
+	}
+	return l, nil
+}
+
+// probeTime bounds the request that finds out whether a server serves ranges.
+const probeTime = 5 * time.Second
+
+// servesRanges asks once for a byte of a file that has several, and gives an error where all of it comes. Other faults are the file's, or
+// pass: whoever reads it hears of them.
+func (o *Site) servesRanges(ctx context.Context, file *layout.Object) error {
+	ctx, cancel := context.WithTimeout(ctx, probeTime)
+	defer cancel()
+	a, err := o.Get(ctx, file, 0, 1)
+	if err != nil {
+		return nil
+	}
+	_ = a.Body.Close() // one byte of it was asked for
+	if err := a.Check(file, 0, 1); a.ContentLength == file.Size && errors.Is(err, fetch.ErrNoRanges) {
+		return err
+	}
+	return nil
+}
+
+// list asks for the index, or the server's own listing where there is none, and for the size and version of every file that it names. A file that is not there becomes
 // a problem; one that may not be read is denied.
-func (o *Origin) List(ctx context.Context) (*cache.Listing, error) {
+func (o *Site) list(ctx context.Context) (*cache.Listing, error) {
 	if o.only != "" {
 		obj, err := o.stat(ctx, o.only)
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrInvalid) || errors.Is(err, fs.ErrPermission) { // as servers say of a directory
@@ -205,7 +240,7 @@ func (o *Origin) List(ctx context.Context) (*cache.Listing, error) {
 }
 
 // listBy lists the files that an index tells of.
-func (o *Origin) listBy(ctx context.Context, at *layout.Object, x index) (*cache.Listing, error) {
+func (o *Site) listBy(ctx context.Context, at *layout.Object, x index) (*cache.Listing, error) {
 	all := o.NewListing()
 	named, err := o.namesIn(ctx, at, x, all)
 	if err != nil {
@@ -245,7 +280,7 @@ func (o *Origin) listBy(ctx context.Context, at *layout.Object, x index) (*cache
 }
 
 // namesIn reads the names in an index, and counts them among all.
-func (o *Origin) namesIn(ctx context.Context, at *layout.Object, x index, all *fetch.Listing) ([]string, error) {
+func (o *Site) namesIn(ctx context.Context, at *layout.Object, x index, all *fetch.Listing) ([]string, error) {
 	if x.names == nil {
 		return nil, nil
 	}
@@ -273,7 +308,7 @@ func (o *Origin) namesIn(ctx context.Context, at *layout.Object, x index, all *f
 
 // ask asks for files, side by side. failed are those that are not there, may not be read, or cannot be pinned to a version;
 // with any other error nothing can be said of them.
-func (o *Origin) ask(ctx context.Context, names []string) (found []*layout.Object, failed map[string]error, err error) {
+func (o *Site) ask(ctx context.Context, names []string) (found []*layout.Object, failed map[string]error, err error) {
 	var mu sync.Mutex
 	failed = map[string]error{}
 	g, ctx := errgroup.WithContext(ctx)

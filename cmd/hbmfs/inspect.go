@@ -50,7 +50,7 @@ Formats:
 	f.BoolVar(&c.verify, "verify", false, "read all bytes and compare them with the manifest")
 	addChoice(cmd, &c.format, "format", "", "look for this format only", names...)
 	addRequestFlags(f, &c.options)
-	f.StringVar(&c.dtype, "dtype", "", "element type of headerless token files: u16, u32, ...")
+	f.StringVar(&c.dtype, "dtype", "", "element type of headerless token files: uint16, uint32, int64, ...")
 	return cmd
 }
 

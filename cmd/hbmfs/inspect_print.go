@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"strconv"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/hbmfs/hbmfs/internal/commands/inspect"
@@ -33,6 +34,9 @@ func (c *inspectCommand) write(r *inspect.Report) {
 	if r.Verified != nil {
 		fmt.Fprintf(w, "\nverified: %s files, %s read and compared with the manifest\n", size.Grouped(int64(r.Verified.Files)), size.Decimal(r.Verified.Bytes))
 	}
+	for _, h := range r.Hints {
+		fmt.Fprintf(w, "\nnot shown: %s\n", cli.Printable(h.String()))
+	}
 	if len(r.Problems) == 0 {
 		fmt.Fprint(w, "\nno problems found\n")
 		return
@@ -53,10 +57,18 @@ func printSet(w io.Writer, s *inspect.Set) {
 	}
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	defer t.Flush()
+	absent := map[string][]string{} // views by why there is none
+	for _, v := range s.Views {
+		if v.Absent != "" {
+			absent[v.Absent] = append(absent[v.Absent], v.Path)
+		}
+	}
 	for _, v := range s.Views {
 		switch {
+		case v.Absent != "" && absent[v.Absent] == nil: // it is told
 		case v.Absent != "":
-			fmt.Fprintf(t, "  no %s\t%s\n", cli.Printable(v.Path), cli.Printable(v.Absent))
+			fmt.Fprintf(t, "  no %s\t%s\n", cli.Printable(strings.Join(absent[v.Absent], ", ")), cli.Printable(v.Absent))
+			absent[v.Absent] = nil
 		case v.Entries > 0:
 			fmt.Fprintf(t, "  view %s/\t%s in %s files\n", cli.Printable(v.Path), size.Decimal(v.Size), size.Grouped(int64(v.Entries)))
 		default:

@@ -120,7 +120,7 @@ func newPackCommand() *cobra.Command {
 	f.BoolVar(&p.join, "join", false, "make one dataset, OUT, of the parts of all N; their options are those of the parts")
 	f.BoolVar(&o.Restart, "restart", false, "begin anew where an interrupted pack left its state")
 	addRequestFlags(f, &p.source)
-	f.DurationVar(&o.SaveEvery, "save-every", 20*time.Second, "how often to save the state with which an interrupted pack goes on")
+	f.DurationVar(&o.SaveEvery, "save-every", pack.SaveEvery, "how often to save the state with which an interrupted pack goes on")
 	p.takeJSON(cmd)
 	return cmd
 }
@@ -186,7 +186,7 @@ func (p *packFlags) run(ctx context.Context) error {
 	})
 }
 
-// warnLeftOut names the problems of the datasets: files that were left out of them were not packed.
+// warnLeftOut names the problems of the datasets: files that were left out of them were not packed. It names guessed types, too.
 func (p *packFlags) warnLeftOut(problems []layout.Problem) {
 	const most = 10
 	for i, one := range problems {

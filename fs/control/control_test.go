@@ -382,7 +382,7 @@ func TestWhatClientsReportIsBounded(t *testing.T) {
 	u := c.join("reader", readerID{})
 	for i := range 10 * usageChoice {
 		for p := range control.Paths {
-			c.report(u, []control.Moved{{Path: p, Reason: strconv.Itoa(i), Bytes: 2, Reads: 1}})
+			c.report(u, []control.PathReport{{Path: p, Reason: strconv.Itoa(i), Bytes: 2, Reads: 1}})
 		}
 	}
 	s := u.status("reader")
@@ -395,7 +395,7 @@ func TestWhatClientsReportIsBounded(t *testing.T) {
 		}
 	}
 	for range 3 {
-		c.report(u, []control.Moved{{Path: control.PathHost, Reason: "much", Bytes: math.MaxInt64, Reads: math.MaxInt64}})
+		c.report(u, []control.PathReport{{Path: control.PathHost, Reason: "much", Bytes: math.MaxInt64, Reads: math.MaxInt64}})
 	}
 	if s = u.status("reader"); s.Bytes["host"] != math.MaxInt64 || s.Reads["host"] != math.MaxInt64 {
 		t.Errorf("after too much: %d bytes in %d reads", s.Bytes["host"], s.Reads["host"])

@@ -149,6 +149,9 @@ func (s *Server) info(f File, number int, b *layout.Body) control.FileInfo {
 	}
 	if v := f.View(); v != nil {
 		i.DType, i.ElementSize, i.Tokens = uint32(v.DType), uint32(v.DType.Size()), v.Tokens
+		if v.Guessed {
+			i.Flags |= control.InfoGuessed
+		}
 	}
 	return i
 }

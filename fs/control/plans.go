@@ -19,8 +19,8 @@ import (
 // fetching it. Plans of connections end with them.
 
 const (
-	plansOften = 300 * time.Millisecond
-	plansMax   = 8 << 20 // bytes of one save; a longer one is cut
+	plansOften = 300 * time.Millisecond // between two saves
+	plansMax   = 8 << 20                // bytes of one save; a longer one is cut
 )
 
 // plansBook is a file of two places, which are written by turns: one that a kill has cut short leaves the other. A place has a number that

@@ -54,15 +54,15 @@ func TestNamesOfAUserAreItsOwn(t *testing.T) {
 	c := New(Options{})
 	for i := range 10 * usageNames {
 		u := c.join("name "+strconv.Itoa(i), readerID{greedy, 0})
-		c.report(u, []control.Moved{{Path: control.PathHost, Bytes: 1, Reads: 1}})
+		c.report(u, []control.PathReport{{Path: control.PathHost, Bytes: 1, Reads: 1}})
 	}
 	theirs := c.join("train", readerID{modest, 0})
 	for i := range 10 * usageChoice {
-		c.report(c.join("train", readerID{modest + 1, 0}), []control.Moved{{Path: control.PathHost, Reason: strconv.Itoa(i), Bytes: 1, Reads: 1}})
+		c.report(c.join("train", readerID{modest + 1, 0}), []control.PathReport{{Path: control.PathHost, Reason: strconv.Itoa(i), Bytes: 1, Reads: 1}})
 	}
-	c.report(theirs, []control.Moved{{Path: control.PathDirect, Reason: "its own", Bytes: 7, Reads: 1}})
+	c.report(theirs, []control.PathReport{{Path: control.PathDirect, Reason: "its own", Bytes: 7, Reads: 1}})
 	s := c.byName()["train"]
-	if s == nil || s.connections != 1+10*usageChoice || s.moved[choice{control.PathDirect, "its own"}].bytes != 7 {
+	if s == nil || s.connections != 1+10*usageChoice || s.moved[pathReason{control.PathDirect, "its own"}].bytes != 7 {
 		t.Errorf("the modest user's readers are %+v", s)
 	}
 	if all := c.byName()[others]; all == nil || len(c.byName()) > usageNames+1 {

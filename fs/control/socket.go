@@ -18,6 +18,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/internal/mounts/mountpoint"
+	"github.com/hbmfs/hbmfs/internal/sys/aside"
 )
 
 // listen makes the control socket, or takes that of the daemon before: it cannot be made again in the sealed superblock.
@@ -144,9 +145,6 @@ func (s *Server) bindForUser(ctx context.Context, socket *os.File) error {
 	return nil
 }
 
-// helperTime bounds the helper, which needs milliseconds.
-const helperTime = 10 * time.Second
-
 // runHelper runs a process that binds the socket in the mount at point. The daemon must not do that itself: a daemon that
 // is killed while it waits for its own answer never ends. Its waiting thread keeps the connection to the kernel.
 func (s *Server) runHelper(ctx context.Context, point string, attr *syscall.SysProcAttr, files ...*os.File) (said string, err error) {
@@ -157,7 +155,7 @@ func (s *Server) runHelper(ctx context.Context, point string, attr *syscall.SysP
 	if err := unix.CloseRange(3, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return "", fmt.Errorf("keep open files from the helper: %w", err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, helperTime)
+	ctx, cancel := context.WithTimeout(ctx, aside.HelperTime)
 	defer cancel()
 	helper := exec.CommandContext(ctx, s.opt.Helper[0], append(s.opt.Helper[1:], point)...)
 	helper.ExtraFiles = files

@@ -21,12 +21,12 @@ type client struct {
 // usage sums up the reports of one client's readers. The channel's lock guards it.
 type usage struct {
 	connections int
-	moved       map[choice]amount
+	moved       map[pathReason]amount
 }
 
-// choice is a path and why a reader took it.
-type choice struct {
-	path   control.Path
+// pathReason is a path and why a reader took it.
+type pathReason struct {
+	path   control.PathNumber
 	reason string
 }
 
@@ -57,7 +57,7 @@ func (s *Server) join(name string, r readerID) *usage {
 	}
 	u := s.usages[k]
 	if u == nil {
-		u = &usage{moved: map[choice]amount{}}
+		u = &usage{moved: map[pathReason]amount{}}
 		s.usages[k] = u
 	}
 	u.connections++
@@ -98,11 +98,11 @@ func (s *Server) countReaders(uid uint32) (n uint32) {
 }
 
 // report adds a report to a client's sums, which stop at the largest number.
-func (s *Server) report(u *usage, moved []control.Moved) {
+func (s *Server) report(u *usage, moved []control.PathReport) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, m := range moved {
-		k := choice{m.Path, m.Reason}
+		k := pathReason{m.Path, m.Reason}
 		if _, known := u.moved[k]; !known && len(u.moved) >= usageChoice {
 			k.reason = others
 		}
@@ -110,7 +110,7 @@ func (s *Server) report(u *usage, moved []control.Moved) {
 	}
 }
 
-func (u *usage) add(k choice, a amount) {
+func (u *usage) add(k pathReason, a amount) {
 	sum := u.moved[k]
 	sum.bytes += min(a.bytes, math.MaxInt64-sum.bytes)
 	sum.reads += min(a.reads, math.MaxInt64-sum.reads)
@@ -123,7 +123,7 @@ func (s *Server) byName() map[string]*usage {
 	for of, u := range s.usages {
 		sum := all[of.name]
 		if sum == nil {
-			sum = &usage{moved: map[choice]amount{}}
+			sum = &usage{moved: map[pathReason]amount{}}
 			all[of.name] = sum
 		}
 		sum.connections += u.connections
@@ -162,14 +162,14 @@ func (s *Server) disable(why string) {
 
 // status is the usage as the status shows it.
 func (u *usage) status(name string) status.Client {
-	s := status.Client{Name: name, Connections: u.connections, Bytes: map[string]int64{}, Reads: map[string]int64{}, Choices: []status.Choice{}}
+	s := status.Client{Name: name, Connections: u.connections, Bytes: map[string]int64{}, Reads: map[string]int64{}, Choices: []status.PathUse{}}
 	for k, sum := range u.moved {
 		path := k.path.String()
 		s.Bytes[path] += min(sum.bytes, math.MaxInt64-s.Bytes[path])
 		s.Reads[path] += min(sum.reads, math.MaxInt64-s.Reads[path])
-		s.Choices = append(s.Choices, status.Choice{Path: path, Reason: k.reason, Reads: sum.reads, Bytes: sum.bytes})
+		s.Choices = append(s.Choices, status.PathUse{Path: path, Reason: k.reason, Reads: sum.reads, Bytes: sum.bytes})
 	}
-	slices.SortFunc(s.Choices, func(a, b status.Choice) int {
+	slices.SortFunc(s.Choices, func(a, b status.PathUse) int {
 		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Path, b.Path), cmp.Compare(a.Reason, b.Reason))
 	})
 	return s

@@ -61,14 +61,19 @@ func rulesOf(format string) (formatRules, error) {
 // dtypeFor returns the type that tokens are written in: the one that is asked for, or the format's first that holds
 // every token below vocabulary.
 func (r formatRules) dtypeFor(format, asked string, vocabulary int64) (layout.DType, error) {
+	wanted, err := layout.ParseDType(asked)
+	automatic := asked == "" || asked == "auto"
+	if err != nil && !automatic {
+		return 0, err
+	}
 	names := make([]string, len(r.dtypes))
 	for i, d := range r.dtypes {
 		names[i] = d.String()
-		if asked == d.String() || ((asked == "" || asked == "auto") && vocabulary <= maxToken(d)+1) {
+		if wanted == d || automatic && vocabulary <= maxToken(d)+1 {
 			return d, nil
 		}
 	}
-	if asked == "" || asked == "auto" {
+	if automatic {
 		return 0, fmt.Errorf("no dtype of %s holds a vocabulary of %d tokens", format, vocabulary)
 	}
 	return 0, fmt.Errorf("%s cannot hold dtype %s: use auto, %s", format, asked, strings.Join(names, ", "))

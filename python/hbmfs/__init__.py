@@ -10,7 +10,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from . import _moved
+from . import _absent, _moved
 from ._lib.device_array import DeviceArray
 from ._lib.reader import File, Reader
 from ._lib.request import Request
@@ -19,6 +19,7 @@ from ._version import __version__
 from .data.dataset import Dataset, open
 from .errors import (
     AccessError,
+    ArgumentError,
     BusyError,
     CancelledError,
     ClosedError,
@@ -87,6 +88,7 @@ __all__ = [
     "SKIP",
     "AccessError",
     "Aligned",
+    "ArgumentError",
     "BusyError",
     "CancelledError",
     "Checkpoints",
@@ -153,8 +155,15 @@ def __getattr__(name: str) -> Any:
     if module is None and f"hbmfs.{name}" not in _moved.MOVED:
         raise AttributeError(f"module 'hbmfs' has no attribute {name!r}")
     try:
-        return getattr(importlib.import_module("." + module, __name__), name) if module else importlib.import_module("." + name, __name__)
+        found = getattr(importlib.import_module("." + module, __name__), name) if module else importlib.import_module("." + name, __name__)
     except ModuleNotFoundError as err:
-        if err.name != "torch":
+        package = (err.name or "hbmfs").partition(".")[0]
+        if package == "hbmfs":
             raise
-        raise UnavailableError(f"hbmfs.{name} needs torch, which is not installed: pip install torch") from err
+        return _absent.named(name, package, module=module is None)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -18,6 +18,10 @@ class InvalidError(Error, ValueError):
     """An argument, or a combination of arguments, makes no sense."""
 
 
+class ArgumentError(InvalidError, TypeError):
+    """An argument is of another type than its parameter. The message says what was given, and what is expected."""
+
+
 class ClosedError(Error, ValueError):
     """A dataset, reader or file was used after close()."""
 

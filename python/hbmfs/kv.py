@@ -1,6 +1,6 @@
 """KV volumes: blocks that leave the GPU, or host memory, and come back by key.
 
-A :class:`KVStore` is one namespace of a volume (``hbmfs mount --kv``), for one device::
+A :class:`KVStore` is one namespace of a volume (``hbmfs kv mount``), for one device::
 
     store = hbmfs.KVStore("/mnt/kv", "llama-8b-fp8", 2 << 20, device="cuda:0")
     store.put_many(keys, blocks).result()          # behind the current stream; a concurrent.futures.Future
@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from . import errors
 from ._lib import _device, _native
+from ._lib._arguments import Device, Path, checked
 from ._lib._handle import Owner
 from ._lib._memory import Place, place
 from ._lib.reader import _check, _path
@@ -105,13 +106,14 @@ class KVStore(Owner):
     :class:`AccessError`: its mode keeps this user out, or the volume is mounted read-only here. :class:`UnavailableError`: mount lies in no KV volume.
     """
 
+    @checked
     def __init__(
         self,
-        mount: Any,
+        mount: Path,
         namespace: str,
         block_bytes: int | None = None,
         *,
-        device: Any = "cpu",
+        device: Device = "cpu",
         create: bool = True,
         write: bool = True,
         sums: bool = False,

@@ -20,6 +20,7 @@ type Report struct {
 	Raw      int              `json:"raw"` // objects of no recognized format but hbmfs-manifest.json, served as they are
 	Sets     []Set            `json:"sets"`
 	Problems []layout.Problem `json:"problems"`
+	Hints    []layout.Hint    `json:"hints,omitempty"`
 	Verified *Verification    `json:"verified,omitempty"`
 }
 
@@ -29,6 +30,7 @@ type Set struct {
 	Dir       string       `json:"dir"`
 	Split     string       `json:"split,omitempty"`
 	DType     layout.DType `json:"dtype"`
+	Guessed   bool         `json:"dtype_guessed,omitempty"` // from the values alone
 	Shards    []Shard      `json:"shards"`
 	Bytes     int64        `json:"bytes"`
 	Tokens    int64        `json:"tokens"`
@@ -79,7 +81,7 @@ func Dataset(ctx context.Context, source string, objects []*layout.Object, forma
 	if err != nil {
 		return nil, err
 	}
-	r.Problems = append(r.Problems, v.Problems()...)
+	r.Problems, r.Hints = append(r.Problems, v.Problems()...), v.Hints()
 	if opt.Verify {
 		err = opt.verify(ctx, v, r)
 	}
@@ -131,7 +133,7 @@ func (opt *Options) inspect(ctx context.Context, source string, v *layout.Volume
 
 func describe(s *layout.Set) Set {
 	out := Set{
-		Format: s.Format, Dir: s.Dir, Split: s.Split, DType: s.DType, Bytes: s.Bytes(), Tokens: s.Tokens(),
+		Format: s.Format, Dir: s.Dir, Split: s.Split, DType: s.DType, Guessed: s.Guessed, Bytes: s.Bytes(), Tokens: s.Tokens(),
 		Documents: s.Documents(), Samples: s.Samples(), Alignment: s.Alignment(), Notes: s.Notes, Shards: []Shard{}, Views: []View{},
 	}
 	for _, h := range s.Shards {

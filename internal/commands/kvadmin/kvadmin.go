@@ -45,7 +45,7 @@ func choose(root string, text []byte, names []string) (*Volume, error) {
 	}
 	v := &Volume{s.KV, root}
 	if v.KV == nil {
-		return nil, fmt.Errorf("%s is no KV volume: hbmfs mount --kv makes one", root)
+		return nil, fmt.Errorf("%s is no KV volume: hbmfs kv mount makes one", root)
 	}
 	if len(names) == 0 {
 		return v, nil

@@ -56,7 +56,10 @@ func WriteStatus(w io.Writer, r *Row) error {
 	}
 	if s := r.Told; s != nil {
 		fmt.Fprintf(t, "  program\thbmfs %s\n", cli.Printable(s.Version))
-		recognized := fmt.Sprintf("up to %d views", s.Views) // one is built when it is asked for, and may turn out to be absent
+		recognized := fmt.Sprintf("%d views", s.Views)
+		if s.Unbuilt > 0 {
+			recognized += fmt.Sprintf(", and up to %d more that nobody has asked for yet", s.Unbuilt)
+		}
 		if s.Indexing {
 			recognized = "being recognized"
 		}
@@ -75,7 +78,11 @@ func WriteStatus(w io.Writer, r *Row) error {
 			if set.Split != "" {
 				place += " [" + set.Split + "]"
 			}
-			fmt.Fprintf(t, "  \t%s: %s %s, %s shards, %s tokens\n", cli.Printable(place), set.Format, set.DType, size.Grouped(int64(set.Shards)), size.Grouped(set.Tokens))
+			dtype := set.DType.String()
+			if set.Guessed {
+				dtype += " (guessed)"
+			}
+			fmt.Fprintf(t, "  \t%s: %s %s, %s shards, %s tokens\n", cli.Printable(place), set.Format, dtype, size.Grouped(int64(set.Shards)), size.Grouped(set.Tokens))
 		}
 		if s.Passthrough.On {
 			fmt.Fprintln(t, "  passthrough\ton")

@@ -24,7 +24,7 @@ import (
 type Result struct {
 	Mount      string  `json:"mount"`
 	Done       bool    `json:"done"`              // with check: it could be done
-	Refused    string  `json:"refused,omitempty"` // why it was not; the mount goes on as it was
+	Refused    string  `json:"refused,omitempty"` // why it was not; the program before goes on
 	PID        int     `json:"pid,omitempty"`     // of the new daemon
 	Version    string  `json:"version,omitempty"` // of the program that serves now
 	Standstill float64 `json:"standstill_seconds,omitempty"`

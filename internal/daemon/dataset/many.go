@@ -43,13 +43,16 @@ func (m *Many) Index(ctx context.Context, source string) (*layout.Volume, error)
 	return v, nil
 }
 
-// Problems are those of all listings and indexes: the objects that they left out.
+// Problems are those of all listings and indexes: the objects that they left out, and types that were guessed.
 func (m *Many) Problems() (all []layout.Problem) {
 	for _, d := range m.opened {
 		all = append(all, d.Listing.Problems...)
 	}
 	for _, v := range m.indexed {
 		all = append(all, v.Problems()...)
+		for _, g := range v.Guesses(func(string) bool { return true }) {
+			all = append(all, layout.Problem{Object: g.Object, Detail: g.Detail})
+		}
 	}
 	return all
 }

@@ -15,7 +15,7 @@ func (s *Status) Metrics() string {
 	p.Gauge("hbmfs_objects", "Files of the source.").Add(s.Objects)
 	p.Gauge("hbmfs_source_bytes", "Bytes of all files of the source.").Add(s.Bytes)
 	p.Gauge("hbmfs_indexing", "1 while formats are still being recognized.").Add(s.Indexing)
-	p.Gauge("hbmfs_views", "Views that the dataset may have.").Add(s.Views)
+	p.Gauge("hbmfs_views", "Views of the dataset that exist, as far as they were built.").Add(s.Views)
 	p.Gauge("hbmfs_problems", "Things found wrong in the dataset.").Add(s.Problems)
 	p.Gauge("hbmfs_passthrough", "1 while the kernel may read whole files itself.").Add(s.Passthrough.On)
 	if !s.Passthrough.On {
@@ -85,7 +85,7 @@ func (s *Control) addTo(p *promtext.Page) {
 	}
 }
 
-func addOrigin(p *promtext.Page, o *Origin) {
+func addOrigin(p *promtext.Page, o *OriginTotals) {
 	p.Counter("hbmfs_origin_requests_total", "Requests to the origin, retries among them.").Add(o.Requests)
 	p.Counter("hbmfs_origin_bytes_total", "Bytes that the origin gave.").Add(o.Bytes)
 	p.Counter("hbmfs_origin_retries_total", "Requests after one that failed.").Add(o.Retries)

@@ -5,16 +5,21 @@ import re
 import sys
 from typing import Any
 
+import numpy as np
+
 from ..errors import DeviceError
 
 CPU = -1
 """The number of host memory, beside the indexes of GPUs."""
 
 
+_MOST = 10_000
+
+
 def parse(device: Any) -> int:
     """Gives the index of a GPU as CUDA counts them, or CPU. Whether the GPU exists shows when it is opened."""
     if isinstance(device, int) and not isinstance(device, bool):
-        if device < 0:
+        if not 0 <= device < _MOST:
             raise DeviceError(f'device {device} does not exist: give a GPU\'s index, "cuda:0" or "cpu"')
         return device
     name = str(device)  # a torch.device reads "cuda:0"
@@ -36,6 +41,18 @@ def name(device: int) -> str:
 def imported_torch() -> Any:
     """Returns torch, None where nobody has imported it. It waits for another thread that imports it: half of it would be missing."""
     return importlib.import_module("torch") if "torch" in sys.modules else None
+
+
+def torch_is_imported() -> bool:
+    """Whether arrays on the CPU are tensors unless something else was asked for."""
+    return "torch" in sys.modules
+
+
+def array_on_host(value: Any, tensors: bool) -> Any:
+    """The same memory of the host as a tensor of torch, or as a NumPy array. What is on a GPU stays as it is."""
+    if not tensors:
+        return value.numpy() if getattr(getattr(value, "device", None), "type", "") == "cpu" else value
+    return importlib.import_module("torch").from_numpy(value) if isinstance(value, np.ndarray) else value
 
 
 def _current() -> int:

@@ -30,7 +30,11 @@ class Owner:
         library = _native.library()
         if library.forked:
             raise errors.ForkedError(_native.FORKED)
-        self._own(what, library, opened(library, f"{what}_open", f"{what}_close", options))
+        try:
+            handle = opened(library, f"{what}_open", f"{what}_close", options)
+        except errors.DeviceError as err:
+            raise errors.DeviceError(f'{err}; or give device="cpu"') from err.__cause__
+        self._own(what, library, handle)
 
     def _own(self, what: str, library: _native.Library, handle: int) -> None:
         self._library, self._handle, self._closing = library, handle, f"{what}_close"

@@ -22,6 +22,7 @@ import numpy as np
 
 from .. import errors
 from . import _device, _native
+from ._arguments import Device, Path, checked
 from ._handle import Owner, opened
 from ._memory import Place, place
 from .request import Request
@@ -46,9 +47,10 @@ class Reader(Owner):
     command: the hbmfs command, which proves "direct" in a process of its own. None means the one in PATH.
     """
 
+    @checked
     def __init__(
         self,
-        device: Any = "cuda",
+        device: Device = "cuda",
         *,
         method: str = "auto",
         require: str | None = None,
@@ -86,13 +88,15 @@ class Reader(Owner):
         self._place: Place | None = None
         self._note(self.info()["note"])
 
-    def open_file(self, path: Any) -> "File":
+    @checked
+    def open_file(self, path: Path) -> "File":
         """Opens a file of a mount, whose bytes are then read from where they really lie, or any other."""
         name = os.fspath(path)
         handle = opened(self._library, "file_open", "file_close", self._handle, os.fsencode(name))
         return File(self, name, handle)
 
-    def open_many(self, paths: Sequence[Any]) -> "list[File]":
+    @checked
+    def open_many(self, paths: Sequence[Path]) -> "list[File]":
         """Opens files, hundreds in a round trip to their mount. If one cannot be opened none is, and its error is raised."""
         names = [os.fspath(path) for path in paths]
         count = len(names)
@@ -178,6 +182,7 @@ class File(Owner):
         self.size: int = info.size
         reader._note(info.note.decode(errors="replace"))
 
+    @checked
     def read_into(self, pointer: int, offset: int, length: int, stream: int | None = None) -> Request[int]:
         """Starts reading ``length`` bytes from ``offset`` on to an address of the reader's device.
 
@@ -217,9 +222,13 @@ class File(Owner):
         """Whether the last read found all its bytes in memory that the device reads: then prefetch does nothing."""
         return bool(self._info().seen)
 
+    @checked
     def prefetch(self, offsets: Any, lengths: Any) -> None:
         """Says which byte ranges will be read, in their order. It is advice: nothing waits, and nothing may come of it."""
-        at, n = np.ascontiguousarray(offsets, np.int64), np.ascontiguousarray(lengths, np.int64)
+        try:
+            at, n = np.ascontiguousarray(offsets, np.int64), np.ascontiguousarray(lengths, np.int64)
+        except (TypeError, ValueError, OverflowError) as err:
+            raise errors.ArgumentError(f"offsets and lengths must be lists of whole numbers: {err}") from err
         if at.ndim != 1 or at.shape != n.shape:
             raise errors.InvalidError(f"offsets and lengths must be as many, not {at.shape} and {n.shape}")
         self._library.ask("prefetch", self._handle, at.ctypes.data, n.ctypes.data, len(at))
@@ -232,6 +241,9 @@ class File(Owner):
     def close(self) -> None:
         """Cancels its requests and closes the file. WaitTimeoutError as of the reader."""
         super().close()
+
+    def __repr__(self) -> str:
+        return f"<hbmfs.File {self.path} {self.size} bytes on {_device.name(self._reader.device)}{' closed' if self._closed else ''}>"
 
     def _info(self) -> _native.FileInfo:
         info = _native.FileInfo()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from .. import errors
+from ._arguments import seconds
 from ._closing import unheard
 from ._native import OK, TIMEOUT, Library, Result
 
@@ -48,6 +49,9 @@ class Request(Generic[T]):
             raise
         return request
 
+    def __repr__(self) -> str:
+        return f"<hbmfs.{type(self).__name__} {'under way' if self._handle.value else 'done'}>"
+
     @property
     def done(self) -> bool:
         """Whether wait() would return, or raise, at once."""
@@ -65,7 +69,7 @@ class Request(Generic[T]):
         When the time is up it raises :class:`WaitTimeoutError` and the request goes on. Any other exception, also
         KeyboardInterrupt, cancels it first.
         """
-        end = None if timeout is None else time.monotonic() + timeout
+        end = None if timeout is None else time.monotonic() + seconds(timeout)
         try:
             while self._handle.value:
                 left = _SLICE if end is None else end - time.monotonic()

@@ -29,6 +29,7 @@ import numpy as np
 
 from .. import errors
 from . import _device, _native
+from ._arguments import Device, Path, checked, shown
 from ._handle import Owner
 from ._memory import Place, place
 from .device_array import DeviceArray
@@ -100,9 +101,10 @@ class Writer(Owner):
     command: the hbmfs command, which proves "direct" in a process of its own. None means the one in PATH.
     """
 
+    @checked
     def __init__(
         self,
-        device: Any = "cuda",
+        device: Device = "cuda",
         *,
         method: str = "auto",
         require: str | None = None,
@@ -140,15 +142,18 @@ class Writer(Owner):
         """Whether all memory for snapshots is pinned. Where it cannot be, this stays False, and snapshot() says why."""
         return bool(self._stats().ready)
 
+    @checked
     def wait_ready(self, timeout: float | None = None) -> None:
         """Waits until all memory for snapshots is pinned. :class:`OutOfMemoryError` says why it cannot be."""
         if not _wait(lambda slice_ns: self._library.ask("writer_wait_ready", self._handle, slice_ns), timeout):
             raise errors.WaitTimeoutError(f"the memory for snapshots was not pinned after {timeout} s: wait again")
 
+    @checked
     def fits(self, nbytes: int) -> bool:
         """Whether a snapshot of so many bytes fits into the whole arena. Each tensor of one begins at a multiple of 4096."""
         return -(-nbytes // 4096) * 4096 <= -(-self.memory // 4096) * 4096
 
+    @checked
     def snapshot(self, tensors: Iterable[Any], timeout: float | None = None) -> Snapshot:
         """Starts copying tensors into the arena, behind what is on the caller's current stream.
 
@@ -171,7 +176,8 @@ class Writer(Owner):
         room.keep = sources  # until they are copied
         return Snapshot(room, sources, copies.tolist(), memory["length"].tolist())
 
-    def write(self, directory: Any, files: Iterable[OutFile], progress: Progress = None) -> Write:
+    @checked
+    def write(self, directory: Path, files: Iterable[OutFile], progress: Progress = None) -> Write:
         """Starts writing files into a directory that is there. Their data must stay unchanged until the write has ended.
 
         Data on the GPU is read behind what is on the caller's current stream. progress: None shows a bar while the write is waited
@@ -180,8 +186,10 @@ class Writer(Owner):
         """
         return self._begin("write_begin", os.fsencode(os.fsdecode(directory)), files, progress)
 
-    def _begin(self, function: str, where: Any, files: Iterable[OutFile], progress: Progress) -> Write:
+    def _begin(self, function: str, where: Any, files: Iterable[OutFile], progress: Progress, way: str = "directory") -> Write:
         listed = list(files)
+        if wrong := [file for file in listed if not isinstance(file, OutFile)]:
+            raise errors.ArgumentError(f"files has {shown(wrong[0])}: give each as a hbmfs.OutFile")
         table = (_native.WriteFile * len(listed))()
         for row, file in zip(table, listed, strict=True):
             name = os.fsencode(file.name)
@@ -192,7 +200,7 @@ class Writer(Owner):
         array = np.array(parts, _native.WRITE_PART)
         stream = self._stream() if any(part[3] for part in parts) else _native.NO_STREAM
         arguments = (self._handle, where, table, len(listed), array.ctypes.data, len(parts), stream)
-        nothing = Written([], {}, "", "", 0.0, way="volume" if function == "draft_write_begin" else "directory")  # until it is done
+        nothing = Written([], {}, "", "", 0.0, way=way)  # until it is done
         write = Write.begin(self._library, function, arguments, nothing, owner=self, files=listed, progress=progress)
         assert isinstance(write, Write)
         return write

@@ -42,6 +42,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.futures import Future
 
 from .._lib import _device
+from .._lib._arguments import Device, checked
 from .._lib._transfer import Progress, Transfer
 from ..errors import DeviceError, Error, FormatError, GroupError, NotFoundError, UnavailableError
 from ..weights.safetensors_header import open_regular
@@ -65,10 +66,11 @@ class DCPReader(FileSystemReader):
     reader    a Reader to read with, which stays open, through whose device all bytes come; by default they are made as needed
     """
 
+    @checked
     def __init__(
         self,
         path: str | os.PathLike[str],
-        device: Any = None,
+        device: Device = None,
         *,
         method: str = "auto",
         group: Any = None,

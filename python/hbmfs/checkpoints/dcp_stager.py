@@ -33,6 +33,7 @@ except ModuleNotFoundError as err:
     raise ModuleNotFoundError("hbmfs.dcp_stager stages torch's checkpoints, but torch is not installed: pip install torch", name=err.name) from None
 
 from .._lib import _device
+from .._lib._arguments import Device, checked
 from .._lib.writer import Writer
 from ..errors import BusyError, ClosedError, InvalidError, WaitTimeoutError
 from ._saves import is_saving
@@ -69,11 +70,12 @@ class DCPStager:
     timeout seconds that stage() waits for room; then BusyError. So long close() waits for saves, too
     """
 
+    @checked
     def __init__(
         self,
         memory: int = 0,
         *,
-        device: Any = None,
+        device: Device = None,
         writer: Writer | None = None,
         threads: int | None = None,
         rate: float | None = None,

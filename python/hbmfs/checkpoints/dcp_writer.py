@@ -18,7 +18,7 @@ overwritten: ExistsError. When a rank fails, dcp raises CheckpointException on a
 killed, dcp ends by the timeout of its process group; the draft goes with drop(), with the DCPWriter that is forgotten, with the
 next save of the same name in this process, or with the process (`hbmfs checkpoint clean`).
 
-**Checkpoint volumes.** Where the path lies in one (hbmfs mount --checkpoints), all ranks of a node write past FUSE, into descriptors that the
+**Checkpoint volumes.** Where the path lies in one (hbmfs checkpoint mount), all ranks of a node write past FUSE, into descriptors that the
 volume's daemon gives, and `way` is "volume". Nothing of a save is left when its coordinator's process ends. Where the daemon cannot be
 asked, that is the save's exception: it never goes through FUSE instead.
 
@@ -56,6 +56,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from .._lib import _device
+from .._lib._arguments import Device, checked
 from .._lib._transfer import Progress, shower
 from .._lib.writer import FilePart, OutFile, Writer, WrittenFile
 from ..errors import BusyError, DeviceError, Error, InvalidError, NotFoundError, UnavailableError
@@ -115,11 +116,12 @@ class DCPWriter(FileSystemWriter):
     overwrite   is not followed: a checkpoint that is there stays (ExistsError); remove it first
     """
 
+    @checked
     def __init__(
         self,
         path: str | os.PathLike[str],
         *,
-        device: Any = None,
+        device: Device = None,
         writer: Writer | None = None,
         node_local: bool | tuple[int, int, bool] = False,
         method: str = "auto",

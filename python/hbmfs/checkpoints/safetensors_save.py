@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from .._lib import _device
+from .._lib._arguments import checked
 from .._lib._transfer import Progress, shower
 from .._lib.device_array import DeviceArray
 from .._lib.writer import FilePart, OutFile, Writer, Written
@@ -46,6 +47,7 @@ SHARD = 5_000_000_000
 _CODES = {name: code for code, name in _TORCH.items()}
 
 
+@checked
 def save_safetensors(
     tensors: Mapping[str, torch.Tensor | np.ndarray[Any, Any] | DeviceArray],
     directory: str | os.PathLike[str],
@@ -68,7 +70,7 @@ def save_safetensors(
     progress    None: a bar where tqdm is installed and stderr is a terminal; True, False, or a function(done, total) of bytes
     writer      a Writer to write with, which stays open; by default one is made for this call
 
-    Where `directory` is to be one of a checkpoint volume (hbmfs mount --checkpoints), it is written past FUSE; `way` of the answer says it.
+    Where `directory` is to be one of a checkpoint volume (hbmfs checkpoint mount), it is written past FUSE; `way` of the answer says it.
 
     Raises ExistsError if the directory is there, BusyError while another process writes it, DtypeError for elements that
     the format does not have, WriteError for what the filesystem says. After any exception nothing is left of it.

@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.stateful import Stateful
 
 from .._lib import _device
+from .._lib._arguments import Device, checked
 from .._lib._closing import unheard
 from .._lib._native import library
 from .._lib.writer import Writer
@@ -106,13 +107,14 @@ class Checkpoints:
     options     method, require, threads and rate are those of the Writer that is opened: see there
     """
 
+    @checked
     def __init__(
         self,
         directory: str | os.PathLike[str],
         keep: int | None = 3,
         *,
         memory: int | None = None,
-        device: Any = None,
+        device: Device = None,
         deadline: float = 25.0,
         group: Any = None,
         node_local: bool = False,
@@ -127,6 +129,11 @@ class Checkpoints:
         if not found or "/" in name or name.startswith(".") or "{" in before + after:
             raise InvalidError(f"name is {name!r}: give the name of a directory with one {{step}} in it")
         self.directory = os.path.abspath(directory)
+        above = self.directory
+        while not os.path.lexists(above):
+            above = os.path.dirname(above)
+        if os.path.exists(above) and not os.path.isdir(above):
+            raise InvalidError(f"{above} is no directory, or lies below a file: give a directory for checkpoints")
         self.deadline = deadline
         self._keep = keep
         self._name = name
@@ -158,6 +165,7 @@ class Checkpoints:
                 self._close_stager()
             raise
 
+    @checked
     def save(self, step: int, state: dict[str, Any], *, overlap: bool = False) -> Save:
         """Saves a state, and returns when its tensors may change. With `overlap` it returns before: call wait_staged() of the Save."""
         start = time.perf_counter()
@@ -204,6 +212,7 @@ class Checkpoints:
                 save.wait_staged()
         return save
 
+    @checked
     def path(self, step: int) -> str:
         """The directory of a step, whether it is there or not."""
         return os.path.join(self.directory, self._name.format(step=step))
@@ -216,6 +225,7 @@ class Checkpoints:
         """The newest complete step; None if there is none."""
         return max(self.steps(), default=None)
 
+    @checked
     def load(self, state: dict[str, Any], step: int | None = None) -> int:
         """Loads the newest complete step, or the one that is wished for, into the tensors of a state. Gives its number.
 
@@ -256,6 +266,10 @@ class Checkpoints:
         else:
             unheard(f"the checkpoints in {self.directory}", self.close)
 
+    def __repr__(self) -> str:
+        return f"<hbmfs.Checkpoints {self.directory} on {self._device}, keep={self._keep}{' closed' if self._closed else ''}>"
+
+    @checked
     @contextlib.contextmanager
     def on_preemption(self, number: int = signal.SIGTERM) -> Iterator[None]:
         """Within it, the signal finishes or drops what is being saved. Afterwards what was there before is done.

@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from .._lib._arguments import Device, Path, checked
 from ..errors import FormatError, InvalidError, UnavailableError
 from ._megatron_index import Index
 from .dataset import Dataset
 from .dataset import open as open_dataset
 
+if TYPE_CHECKING:
+    from ._types import Array
+
 Spec = dict[str, tuple[str, Any]]
 
 
-def sources(given: Any, device: Any = None, **options: Any) -> dict[str, tuple[Dataset, Any]]:
+@checked
+def sources(given: Path | Sequence[object] | Mapping[str, object], device: Device = None, **options: Any) -> dict[str, tuple[Dataset[Array], Any]]:
     """Opens the sources of a mixture: {name: (dataset, weight)}. options go to hbmfs.open.
 
     given is what Megatron takes as --data-path, a list or a string of weights and prefixes (["0.7", "/data/web_document",
@@ -28,7 +33,7 @@ def sources(given: Any, device: Any = None, **options: Any) -> dict[str, tuple[D
     A path is one of hbmfs.open, or the prefix of a Megatron dataset.
     """
     spec = _read(given)
-    opened: dict[str, tuple[Dataset, Any]] = {}
+    opened: dict[str, tuple[Dataset[Array], Any]] = {}
     try:
         for name, (path, weight) in spec.items():
             dataset = _open(path, device, options)
@@ -40,7 +45,7 @@ def sources(given: Any, device: Any = None, **options: Any) -> dict[str, tuple[D
     return opened
 
 
-def _open(path: str, device: Any, options: dict[str, Any]) -> Dataset:
+def _open(path: str, device: Any, options: dict[str, Any]) -> Dataset[Array]:
     if os.path.exists(f"{path}.idx") and os.path.exists(f"{path}.bin") and not os.path.isfile(path):
         return open_dataset(f"{path}.bin", device, **{"dtype": Index(f"{path}.idx").dtype, **options})
     return open_dataset(path, device, **options)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from .._lib._arguments import seconds
 from .._lib._native import WIDEN
 from .._lib.request import Request
 from . import tokens
@@ -53,7 +54,7 @@ class Joined:
 
     def wait(self, timeout: float | None = None) -> Any:
         """Waits for all of them, and gives what `finish` makes of their results. An error of one of them cancels the others."""
-        end = None if timeout is None else time.monotonic() + timeout
+        end = None if timeout is None else time.monotonic() + seconds(timeout)
         try:
             while self._requests:
                 self._results.append(self._requests[0].wait(None if end is None else max(0.0, end - time.monotonic())))

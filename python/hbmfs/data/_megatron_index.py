@@ -16,6 +16,23 @@ _VERSION = 1
 _DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 6: np.float64, 7: np.float32, 8: np.uint16}
 
 
+def element_type(path: str, size: int) -> np.dtype[Any] | None:
+    """The integer type of the .bin file of an index, which has size bytes. None for an index that does not tell: floats have two readings,
+    and other files may end with .idx. Fairseq's index has the same beginning, and no documents."""
+    with open(path, "rb") as file:
+        head = file.read(_HEADER.size)
+    if len(head) < _HEADER.size or head[: len(_MAGIC)] != _MAGIC or head[17] not in _DTYPES or head[17] in (6, 7):
+        return None
+    try:
+        index = Index(path)
+    except FormatError:
+        return np.dtype(_DTYPES[head[17]])
+    end = int(index.sequence_pointers[-1]) + int(index.sequence_lengths[-1]) * index.dtype_size if len(index) else 0
+    if end > size:
+        raise FormatError(f"{path[:-4]}.bin has {size} bytes, but its index counts {end}: is the copy complete?")
+    return np.dtype(index.dtype)
+
+
 class Index:
     """The .idx file, mapped: `sequence_lengths` in tokens, `sequence_pointers` in bytes of the .bin, and
     `document_indices`, which number the first sequence of each document, then the end. `sequence_modes` is None unless

@@ -4,6 +4,7 @@ import collections
 import queue
 from typing import Any, Protocol
 
+from .._lib._arguments import checked
 from ..errors import ClosedError, InvalidError, WaitTimeoutError
 
 
@@ -30,6 +31,7 @@ class Queue:
     put() on a full queue raises queue.Full, get() on an empty one queue.Empty: nobody else could make room.
     """
 
+    @checked
     def __init__(self, source: Source, depth: int) -> None:
         if depth < 1:
             raise InvalidError(f"depth must be 1 or more, not {depth}")

@@ -16,7 +16,7 @@ from .permutation import Permutation
 class Samples:
     """Rows of `row` tokens, `seq_len` apart, of a dataset; with documents=True none crosses the border of a document."""
 
-    def __init__(self, dataset: Dataset, seq_len: int, row: int, documents: bool) -> None:
+    def __init__(self, dataset: Dataset[Any], seq_len: int, row: int, documents: bool) -> None:
         self.dataset, self.seq_len = dataset, seq_len
         self._borders: NDArray[np.int64] | None = None
         if documents:
@@ -32,8 +32,8 @@ class Samples:
         else:
             self.count = max(0, len(dataset) - (row - seq_len)) // seq_len
         if self.count == 0:
-            where = "no document" if documents else "the dataset"
-            raise InvalidError(f"{where} holds the {row} tokens of a sample ({dataset.path} has {len(dataset)} tokens in all): give a smaller seq_len")
+            where = f"no document of {dataset.path} has" if documents else f"{dataset.path} has only {len(dataset)} tokens, fewer than"
+            raise InvalidError(f"{where} the {row} tokens of one sample: give a smaller seq_len")
 
     def identity(self) -> dict[str, Any]:
         """Numbers that tell this dataset from others."""

@@ -8,39 +8,58 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+from collections import namedtuple
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .._lib._device import array_on_host
 from .._lib._memory import signed
 from .._lib._native import address, library
 from .._lib.device_array import DeviceArray
 from ..errors import InvalidError
-from ._types import Dataset, Ints
+from ._types import A, Dataset, Ints
 
 NO_LABEL = -100
 """What torch's cross_entropy leaves out."""
 
 
-class Packed(NamedTuple):
-    """A batch of samples that hold several documents. Sequences are documents, or parts of them, or padding."""
+if TYPE_CHECKING:
 
-    tokens: Any
-    """[batch_size, seq_len]"""
-    cu_seqlens: Any
-    """int32 [sequences + 1]: where each begins in tokens.view(-1), and the end"""
-    max_seqlen: int
-    """tokens of the longest sequence"""
-    position_ids: Any
-    """int64 [batch_size, seq_len]: each token's place in its sequence"""
-    document_ids: Any
-    """int64 [batch_size, seq_len]: the number of each token's document in its dataset, -1 for padding"""
-    labels: Any
-    """int64 [batch_size, seq_len] with targets=True, else None"""
-    beside: dict[str, Any] | None = None
-    """what lies beside the tokens of an Aligned, by name: as labels with targets=True, else as tokens"""
+    class _Fields(NamedTuple, Generic[A]):
+        tokens: A
+        cu_seqlens: A
+        max_seqlen: int
+        position_ids: A
+        document_ids: A
+        labels: A | None
+        beside: dict[str, A] | None = None
+
+    class Packed(_Fields[A]):
+        """A batch of packed samples."""
+
+else:
+
+    class Packed(namedtuple("Packed", "tokens cu_seqlens max_seqlen position_ids document_ids labels beside", defaults=[None])):
+        """A batch of samples that hold several documents. Sequences are documents, or parts of them, or padding.
+
+        tokens        [batch_size, seq_len]
+        cu_seqlens    int32 [sequences + 1]: where each begins in tokens.view(-1), and the end
+        max_seqlen    tokens of the longest sequence
+        position_ids  int64 [batch_size, seq_len]: each token's place in its sequence
+        document_ids  int64 [batch_size, seq_len]: the number of each token's document in its dataset, -1 for padding
+        labels        int64 [batch_size, seq_len] with targets=True, else None
+        beside        what lies beside the tokens of an Aligned, by name: as labels with targets=True, else as tokens
+        """
+
+        __slots__ = ()
+
+        def __repr__(self) -> str:
+            labels = "" if self.labels is None else " with labels"
+            kind = str(self.tokens.dtype).removeprefix("torch.")
+            return f"<hbmfs.Packed {list(self.tokens.shape)} {kind} tokens, {len(self.cu_seqlens) - 1} sequences of {self.max_seqlen} at most{labels}>"
 
 
 class Segments(NamedTuple):
@@ -78,7 +97,7 @@ class Sequences(NamedTuple):
         position = np.arange(borders[-1], dtype=np.int64) - np.repeat(borders[:-1], self.lengths)
         return borders, position.reshape(self.shape), np.repeat(self.documents, self.lengths).reshape(self.shape)
 
-    def pack(self, expanded: tuple[Any, Any, Any], tokens: Any, labels: Any, beside: dict[str, Any] | None = None) -> Packed:
+    def pack(self, expanded: tuple[Any, Any, Any], tokens: Any, labels: Any, beside: dict[str, Any] | None = None) -> Packed[Any]:
         """Puts what they say of each token beside the tokens. labels are those that ignore sequences, or None."""
         borders, position, document = expanded
         if labels is not None and len(self.lengths):
@@ -144,7 +163,7 @@ def tokens_of(lengths: Ints, some: NDArray[np.bool_]) -> Ints:
     return places
 
 
-def borders_of(dataset: Dataset) -> Ints:
+def borders_of(dataset: Dataset[Any]) -> Ints:
     """Where the documents of a dataset begin, and the end."""
     if dataset.documents is None:
         raise InvalidError(f"{dataset.path} has no document borders: open a dataset that has")
@@ -182,17 +201,14 @@ def _refuse_bare(batch: Any) -> None:
         raise InvalidError("targets=True makes labels on a GPU with torch, which is not installed: install it, or leave targets out")
 
 
-def as_tensors(batch: Any) -> Any:
-    """The same memory as tensors of torch, of all NumPy arrays in a batch."""
-    if isinstance(batch, np.ndarray):
-        import torch
-
-        return torch.from_numpy(batch)
+def as_kind(batch: Any, tensors: bool) -> Any:
+    """The same memory of all arrays of a batch on the host, as tensors of torch or as NumPy arrays."""
     if isinstance(batch, dict):
-        return {name: as_tensors(value) for name, value in batch.items()}
-    if isinstance(batch, Packed):
-        return Packed(*map(as_tensors, batch)) if isinstance(batch.cu_seqlens, np.ndarray) else batch
-    return tuple(map(as_tensors, batch)) if isinstance(batch, tuple) else batch
+        return {name: as_kind(value, tensors) for name, value in batch.items()}
+    if isinstance(batch, tuple):
+        each = [as_kind(value, tensors) for value in batch]
+        return Packed(*each) if isinstance(batch, Packed) else tuple(each)
+    return array_on_host(batch, tensors)
 
 
 # --- NumPy on the host, torch on a device --------------------------------------------------------------------------

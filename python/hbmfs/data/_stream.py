@@ -9,18 +9,26 @@ import operator
 import sys
 import time
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .._lib import _device
+from .._lib._arguments import checked
 from .._lib._device import imported_torch
 from ..errors import InvalidError, StaleError
 from ._joined import Batch, Beside, Rows
 from ._queue import Queue
-from ._segments import as_tensors, rows_and_labels
+from ._segments import as_kind, rows_and_labels
+from ._types import B
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 STATE_VERSION = 1
 NEVER = 1 << 62
@@ -29,7 +37,7 @@ _DEPTH, _UNDER_WAY = 8, 256 << 20  # batches that keep the link to a GPU busy, i
 _WINDOW, _WINDOW_SAMPLES = 64, 1 << 17  # batches, of so many samples of all ranks, that are planned at once where nobody is told
 
 
-class Stream:
+class Stream(Generic[B]):
     """An iterable over batches of samples. A kind of stream says what its samples are:
 
     _identity()         what decides the order: a state of another one is refused
@@ -45,7 +53,7 @@ class Stream:
     pass_samples: int | None
 
     def __init__(
-        self, batch_size: int, seq_len: int, *, seed: int, rank: int | None, world_size: int | None, dtype: Any, depth: int | None, ahead: int, shuffle: bool,
+        self, dataset: Any, batch_size: int, seq_len: int, *, seed: int, rank: int | None, world_size: int | None, dtype: Any, depth: int | None, ahead: int, shuffle: bool,
         drop_last: bool, targets: bool, tensors: bool | None,
     ) -> None:  # fmt: skip
         self.dtype = dtype
@@ -64,9 +72,12 @@ class Stream:
         self.shuffle, self.drop_last, self.targets = bool(shuffle), bool(drop_last), bool(targets)
         self._row = self.seq_len + self.targets
         self._position = self._began = 0  # the sample to come, and the one that this pass began with
-        self.tensors = torch_is_imported() if tensors is None else bool(tensors)
+        own: bool | None = getattr(dataset, "tensors", None) if tensors is None else bool(tensors)
+        self.tensors: bool = _device.torch_is_imported() if own is None else own
+        """Whether batches on the CPU are torch tensors."""
+        self._iteration: weakref.ref[Any] | None = None  # the last one
         self._in_workers = mmap.mmap(-1, 1)  # whether workers read: a byte that forked ones write for this process
-        self._after: tuple[tuple[int, int], int, Stream] | None = None  # of state_after: from where, how many batches, a copy that stands there
+        self._after: tuple[tuple[int, int], int, Stream[Any]] | None = None  # of state_after: from where, how many batches, a copy that stands there
         if torch := imported_torch():
             # DataLoader asks by isinstance whether to iterate; IterableDataset is an abstract base class. Not a base
             # of ours, since importing torch takes seconds that a reader on the CPU need not spend.
@@ -97,7 +108,10 @@ class Stream:
         whole, rest = divmod(self.pass_samples, self._step)
         return whole + (rest > 0 and not self.drop_last)
 
-    _endless = "give epochs=..."
+    @property
+    def _endless(self) -> str:
+        """What to do for a length."""
+        raise NotImplementedError
 
     # --- state ------------------------------------------------------------------------------------------------------
 
@@ -118,11 +132,13 @@ class Stream:
         own = {"worker": worker, "workers": workers, "step": self._step} if workers > 1 else {}
         return {**self._identity(), "consumed": self._position, "began": self._began, **own}
 
+    @checked
     def state_after(self, batches: int) -> dict[str, Any]:
         """The state after the first `batches` batches of a DataLoader whose workers read this stream from where it stands: how many of
         them the main process has taken from the loader. Like state_dict() of a stream without workers it is the same on every rank,
         and may be loaded with any rank, world size, batch size and number of workers."""
-        at_least(0, "batches", batches)
+        if at_least(0, "batches", batches) >= NEVER:
+            raise InvalidError(f"batches are {batches}, which no run reaches")
         begun = self._position, self._began
         if self._after is None or self._after[0] != begun or self._after[1] > batches:
             self._after = begun, 0, self._twin()
@@ -167,7 +183,7 @@ class Stream:
 
         if get_spawning_popen() is not None:  # a spawned worker cannot tell
             self._in_workers[0] = 1
-        return {**self.__dict__, "_in_workers": None, "_after": None}
+        return {**self.__dict__, "_in_workers": None, "_after": None, "_iteration": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -234,13 +250,41 @@ class Stream:
         """The pass has ended; the next one begins."""
         self._position = self._began = max(end, self._position)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[B]:
+        _refuse_collation(sys._getframe(1))
+        iteration = self._iterate()
+        self._iteration = weakref.ref(iteration)
+        return iteration
+
+    def close(self) -> None:
+        """Ends the iteration that is under way, and cancels its reads. The dataset stays open, and the stream may be iterated again."""
+        iteration, self._iteration = None if self._iteration is None else self._iteration(), None
+        if iteration is not None:
+            iteration.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        epochs = getattr(self, "epochs", None)
+        length = f"{len(self)} steps" if self.pass_samples is not None else f"{epochs} epochs" if isinstance(epochs, int) else "endless"
+        ranks = "" if self.world_size == 1 else f" of rank {self.rank} of {self.world_size}"
+        return f"<hbmfs.{type(self).__name__} {length} of [{self.batch_size}, {self.seq_len}]{ranks} at sample {self._position}, of {self._said()}>"
+
+    def _said(self) -> str:
+        """What it reads, in one line."""
+        raise NotImplementedError
+
+    def _iterate(self) -> Iterator[Any]:
         worker, workers = _worker()
         self._in_workers[0] = _in_worker()
         position = self._position
         plan = self._plan(position + worker * self._step, workers * self._step)
         under_way: deque[Batch] = deque()
-        given = _Given()
+        given, convert = _Given(), self.tensors or _device.torch_is_imported()
         with self._queue() as queue:
             self._fill(queue, under_way, plan)
             while under_way:
@@ -257,7 +301,7 @@ class Stream:
                 end = self._end_by(position)
                 self._position = position = position if end is None else max(end, self._position)
                 shaped = self._shape(batch, its_plan)
-                yield as_tensors(shaped) if self.tensors else shaped
+                yield as_kind(shaped, self.tensors) if convert else shaped
             self._check_unmoved(position)
             if (end := self._end_by(NEVER)) is not None:
                 self._finish(end)
@@ -346,9 +390,11 @@ def at_least(least: int, name: str, value: int) -> int:
     return number
 
 
-def torch_is_imported() -> bool:
-    """Whether batches on the CPU are tensors unless something else was asked for."""
-    return "torch" in sys.modules
+def _refuse_collation(caller: FrameType) -> None:
+    """Refuses a DataLoader that would put whole batches into batches, which shows where its fetcher calls iter(stream)."""
+    fetcher, torch = caller.f_locals.get("self"), imported_torch()
+    if torch and getattr(fetcher, "auto_collation", False) and getattr(fetcher, "collate_fn", None) is torch.utils.data.default_collate:
+        raise InvalidError("the stream makes batches, of which this DataLoader would make batches: pass it batch_size=None")
 
 
 def _distributed() -> int:

@@ -1,17 +1,23 @@
 """A dataset is the tokens of one file, read in batches into the memory of a device."""
 
+from __future__ import annotations
+
 import math
 import operator
 import os
 import threading
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Generic, Literal, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .. import errors
 from .._lib import _device, _native
+from .._lib._arguments import Device, Path, checked, shown
 from .._lib._memory import Host, Place
+from .._lib.device_array import DeviceArray
 from .._lib.reader import File, Reader
 from .._lib.request import Request
 from . import tokens
@@ -19,28 +25,45 @@ from ._forked import HostFile
 from ._queue import Queue
 from ._scatter import Scatter, Spans
 from ._segments import fill, tokens_of
+from ._types import A, count_of, starts_of
 
 if TYPE_CHECKING:
+    import torch
+    from typing_extensions import TypedDict, Unpack
+
+    from ._types import Array
     from .part import Part
+
+    class Options(TypedDict, total=False):
+        method: str
+        require: str | None
+        dtype: Any
+        reader: Reader | None
+
 
 # A dataset that takes at most this part of the host's memory, in at most so many runs, is kept registered with the
 # GPU once it was read: random batches then come at the link's speed. A registration is a mapping of this process, of
 # which Linux allows 65,530.
 _KEPT_PART, _KEPT_RUNS = 4, 1 << 18
+_AT_ONCE = 1 << 16
+"""Tokens that are read at once for who iterates."""
 
 
-class Dataset:
+class Dataset(Generic[A]):
     """Tokens of a file, made by :func:`hbmfs.open`. It may be used from many threads at once.
 
-    Results are NumPy arrays on the CPU. On a GPU they are torch tensors if torch is installed, and otherwise
-    :class:`DeviceArray`, which CuPy, numba and JAX take without a copy.
+    Results on the CPU are torch tensors where torch is imported, and else NumPy arrays; ``tensors=`` of open() says which. On a GPU they are
+    torch tensors if torch is installed, and otherwise :class:`DeviceArray`, which CuPy, numba and JAX take without a copy.
+
+    ``ds[i]``, ``ds[a:b]`` and ``ds[[i, j]]`` are tokens, as of an array; iterating gives them one by one. ``len(ds)`` counts them, and on the
+    CPU ``np.asarray(ds)`` reads them all.
 
     ``starts`` are offsets of tokens: a sequence, a NumPy array or a torch tensor of the CPU, of integers, in any order.
     ``dtype`` is None, which keeps the type of the tokens, or int64, or int32 of 8 and 16 bits: it widens on the device. ``out`` is an array of
     the right shape and type to fill; it is the result then.
     """
 
-    def __init__(self, found: tokens.Tokens, device: int, reader: Reader | None, *, own: bool, again: tuple[Any, ...]) -> None:
+    def __init__(self, found: tokens.Tokens, device: int, reader: Reader | None, *, own: bool, again: tuple[Any, ...], tensors: bool | None) -> None:
         self.path = found.path
         self.dtype = found.dtype
         self._tokens = found
@@ -48,8 +71,9 @@ class Dataset:
         self._reader = reader
         self._owns_reader = own
         self._again = again
+        self._tensors = tensors
         self._closed = False
-        self._documents: np.ndarray[Any, Any] | None = None
+        self._documents: NDArray[Any] | None = None
         self._lock = threading.Lock()
         self._child: HostFile | None = None  # guarded by _lock
         self._process = _native.process()
@@ -59,10 +83,56 @@ class Dataset:
     def __len__(self) -> int:
         return self._tokens.length
 
+    @overload
+    def __getitem__(self, key: int) -> Any: ...
+    @overload
+    def __getitem__(self, key: slice | list[int] | NDArray[Any]) -> A: ...
+    def __getitem__(self, key: Any) -> Any:
+        """A token, the tokens of a slice, or those at some offsets: as of an array."""
+        if hasattr(key, "__index__") and not isinstance(key, bool) and not getattr(key, "ndim", 0):
+            at = operator.index(key)
+            if not -len(self) <= at < len(self):
+                raise errors.OutOfRangeError(f"token {at} is not in {self.path}, which has {len(self)}")
+            token = self._begin(np.array([at % len(self)], np.int64), 1, (), None, None).wait()
+            return token[()] if isinstance(token, np.ndarray) else token
+        if isinstance(key, slice):
+            first, end, step = key.indices(len(self))
+            if step == 1:
+                return self.read(first, max(end - first, 0))
+            key = np.arange(first, end, step)
+        elif not isinstance(key, (list, np.ndarray)) and not hasattr(key, "__array__"):
+            raise errors.ArgumentError(f"{self!r}[{shown(key)}]: give a token's offset, a slice, or a list of offsets")
+        where = starts_of(key)
+        return self._begin(where, 1, where.shape, None, None).wait()
+
+    def __getitems__(self, offsets: Any) -> Any:
+        """What torch's DataLoader calls for a batch: single tokens are none."""
+        raise errors.InvalidError(
+            "a DataLoader over a dataset would make batches of single tokens: give it a stream, DataLoader(hbmfs.TokenStream(ds, batch_size, seq_len), batch_size=None)"
+        )
+
+    def __iter__(self) -> Iterator[Any]:
+        for first in range(0, len(self), _AT_ONCE):
+            some: Any = self[first : first + _AT_ONCE]
+            yield from some.to_numpy() if isinstance(some, DeviceArray) else some
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        if self._index != _device.CPU:
+            raise errors.DeviceError(f'{self!r} is no array of the host: open it with device="cpu", or gather what you need')
+        if copy is False:
+            raise errors.InvalidError(f"{self!r} becomes an array by a copy only")
+        array: NDArray[Any] = _device.array_on_host(self.read(0, len(self)), False)
+        return array if dtype is None else array.astype(dtype, copy=False)
+
     @property
     def device(self) -> str:
         """Where results are: "cpu" or "cuda:0"."""
         return _device.name(self._index)
+
+    @property
+    def guessed(self) -> bool:
+        """Whether the mount guessed dtype from the values of files without a header: ``hbmfs mount --dtype`` sets it."""
+        return self._tokens.guessed
 
     @property
     def closed(self) -> bool:
@@ -70,7 +140,12 @@ class Dataset:
         return self._closed
 
     @property
-    def documents(self) -> "np.ndarray[Any, Any] | None":
+    def tensors(self) -> bool:
+        """Whether results on the CPU are torch tensors."""
+        return _device.torch_is_imported() if self._tensors is None else self._tensors
+
+    @property
+    def documents(self) -> NDArray[Any] | None:
         """Where documents begin, in tokens, and behind the last one where it ends: int64. None where it is not known: it is of
         views of tokens, and of Megatron's .bin files."""
         if self._documents is None:
@@ -90,37 +165,38 @@ class Dataset:
                 raise errors.ReadError(f"{beside} cannot be read: {err}") from err
         return self._documents
 
-    def subset(self, documents: Any) -> "Part":
+    def subset(self, documents: Any) -> Part[A]:
         """Some documents, by their numbers or by a mask of all, one behind the other: read like a dataset."""
         from .part import Part
 
         return Part(self, documents)
 
-    def split(self, name: str, shares: Mapping[str, float] | None = None, seed: int = 0) -> "Part":
+    @checked
+    def split(self, name: str, shares: Mapping[str, float] | None = None, seed: int = 0) -> Part[A]:
         """The documents of a split: "train" (0.99) or "val" (0.01), or of other shares. See help("hbmfs.part")."""
         from .part import split
 
         return split(self, name, shares, seed)
 
-    def gather(self, starts: Any, length: int, *, out: Any = None, dtype: Any = None) -> Any:
+    def gather(self, starts: Any, length: int, *, out: Any = None, dtype: Any = None) -> A:
         """Reads ``length`` tokens from each of ``starts`` on: an array of shape [len(starts), length]."""
         return self.begin_gather(starts, length, out=out, dtype=dtype).wait()
 
-    def read(self, start: int, length: int, *, out: Any = None, dtype: Any = None) -> Any:
+    def read(self, start: int, length: int, *, out: Any = None, dtype: Any = None) -> A:
         """Reads ``length`` tokens from ``start`` on: an array of shape [length]."""
-        start, length = _count("start", start), _count("length", length)
+        start, length = count_of("start", start), count_of("length", length)
         return self._begin(np.array([start], np.int64), length, (length,), out, dtype).wait()
 
-    def begin_gather(self, starts: Any, length: int, *, out: Any = None, dtype: Any = None) -> Request[Any]:
+    def begin_gather(self, starts: Any, length: int, *, out: Any = None, dtype: Any = None) -> Request[A]:
         """Starts a gather and returns at once; ``wait()`` of the request gives the array.
 
         On a GPU the read is ordered behind what the caller's current stream was given before. When wait() returns, the
         tokens are there for every stream.
         """
-        where, length = _starts(starts), _count("length", length)
+        where, length = starts_of(starts), count_of("length", length)
         return self._begin(where, length, (len(where), length), out, dtype)
 
-    def begin_pieces(self, starts: Any, lengths: Any, shape: tuple[int, ...], *, pad: int = 0, out: Any = None, dtype: Any = None) -> Request[Any]:
+    def begin_pieces(self, starts: Any, lengths: Any, shape: tuple[int, ...], *, pad: int = 0, out: Any = None, dtype: Any = None) -> Request[A]:
         """Starts reading ``lengths`` tokens from ``starts`` on, one behind the other, to an array of that shape. From -1 on nothing is read:
         these tokens become ``pad``. Both are arrays of int64."""
         file = self._open()
@@ -140,7 +216,7 @@ class Dataset:
             value = place.convert(value, wanted, out) if wide else value
             if late:
                 fill(value, padding, pad)
-            return value
+            return value if out is not None else self._given(value)
 
         if file is None:
             size = self.dtype.itemsize
@@ -163,8 +239,10 @@ class Dataset:
     def prefetch(self, starts: Any, length: Any) -> None:
         """Says which spans will be read, in their order, so that slow storage can be asked early. It is advice. length is of all
         spans, or an array."""
-        where = _starts(starts)
-        lengths = np.broadcast_to(_starts(length) if np.ndim(length) else _count("length", length), where.shape)
+        where = starts_of(starts)
+        lengths = starts_of(length, "length") if np.ndim(length) else np.full(where.shape, count_of("length", length))
+        if lengths.shape != where.shape:
+            raise errors.InvalidError(f"length has {len(lengths)} of them, and there are {len(where)} starts: give one, or as many")
         file = self._open()
         if file is None or not len(where) or file.seen:
             return
@@ -225,7 +303,7 @@ class Dataset:
         if reader is not None:
             reader.close()
 
-    def __enter__(self) -> "Dataset":
+    def __enter__(self) -> Dataset[A]:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -237,9 +315,10 @@ class Dataset:
 
     def __repr__(self) -> str:
         state = " closed" if self._closed else ""
-        return f"<hbmfs.Dataset {self.path} {len(self)} {self.dtype} tokens on {self.device}{state}>"
+        dtype = f"{self.dtype} (guessed)" if self.guessed else self.dtype
+        return f"<hbmfs.Dataset {self.path} {len(self)} {dtype} tokens on {self.device}{state}>"
 
-    def _begin(self, where: "np.ndarray[Any, Any]", length: int, shape: tuple[int, ...], out: Any, dtype: Any) -> Request[Any]:
+    def _begin(self, where: NDArray[Any], length: int, shape: tuple[int, ...], out: Any, dtype: Any) -> Request[A]:
         file = self._open()
         self._inside(where, length)
         wanted = self._result_type(dtype)
@@ -255,7 +334,11 @@ class Dataset:
             value, (pointer, stream) = out, place.accept(out, shape, wanted)
         else:
             value, pointer, stream = place.allocate(shape, wanted)
-        finish = (lambda narrow: place.convert(narrow, wanted, out)) if convert else None
+        finish: Callable[[Any], Any] | None = None
+        if out is None and self._index == _device.CPU and self.tensors:
+            finish = (lambda narrow: self._given(place.convert(narrow, wanted, None))) if convert else self._given
+        elif convert:
+            finish = lambda narrow: place.convert(narrow, wanted, out)  # noqa: E731
         size = self.dtype.itemsize
         offsets, span = where * size + self._tokens.offset, length * size
         if not span or not len(offsets):
@@ -265,6 +348,10 @@ class Dataset:
             return Request(None, value, finish)
         room = len(offsets) * length * (wanted.itemsize if widen else size)
         return file.gather_into(value, pointer, room, offsets, span, widen=widen, stream=stream, finish=finish)
+
+    def _given(self, value: Any) -> Any:
+        """What a result is handed out as."""
+        return _device.array_on_host(value, True) if self._index == _device.CPU and self.tensors else value
 
     def _open(self) -> File | None:
         """The open file, or None in a forked child, which must read by itself."""
@@ -282,7 +369,7 @@ class Dataset:
                 self._child = HostFile(self._tokens)
             return self._child
 
-    def _inside(self, where: "np.ndarray[Any, Any]", length: Any) -> None:
+    def _inside(self, where: NDArray[Any], length: Any) -> None:
         if not len(where):
             return
         if isinstance(length, np.ndarray):
@@ -296,7 +383,7 @@ class Dataset:
             allowed = f"starts go from 0 to {room}" if room >= 0 else f"these are fewer than one sample of {length}, so give a smaller length"
             raise errors.OutOfRangeError(f"tokens {wrong} to {wrong + length} are not inside of {self.path}, which has {len(self)}: {allowed}")
 
-    def _result_type(self, dtype: Any) -> "np.dtype[Any]":
+    def _result_type(self, dtype: Any) -> np.dtype[Any]:
         if dtype is None:
             return self.dtype
         wanted = tokens.parse_dtype(dtype)
@@ -307,15 +394,34 @@ class Dataset:
         return wanted
 
 
-def open(path: Any, device: Any = None, *, method: str = "auto", require: str | None = None, dtype: Any = None, reader: Reader | None = None) -> Dataset:
+@overload
+def open(path: Path, device: Device = None, *, tensors: Literal[True], **o: Unpack[Options]) -> Dataset[torch.Tensor]: ...
+@overload
+def open(path: Path, device: Device = None, *, tensors: Literal[False], **o: Unpack[Options]) -> Dataset[NDArray[Any]]: ...
+@overload
+def open(path: Path, device: Device = None, *, tensors: bool | None = None, **o: Unpack[Options]) -> Dataset[Array]: ...
+@checked
+def open(
+    path: Path,
+    device: Device = None,
+    *,
+    method: str = "auto",
+    require: str | None = None,
+    dtype: Any = None,
+    reader: Reader | None = None,
+    tensors: bool | None = None,
+) -> Dataset[Any]:
     """Opens a dataset.
 
-    path: a file of tokens (``.npy``, a view, or headerless with ``dtype``), or a directory of an hbmfs mount, which
-        stands for its tokens view.
+    path: a file of tokens (``.npy``, a view, Megatron's ``.bin`` beside its ``.idx``, or headerless with ``dtype``), or a
+        directory of an hbmfs mount, which stands for its tokens view.
+    dtype: the type of headerless tokens, as in ``hbmfs mount --dtype``: "uint16", "u16", "<u2", numpy.uint16 or torch.uint16.
     device: "cpu", "cuda", "cuda:1", an index, or a torch.device. None means the reader's, and "cpu" without one.
     method: "auto", or the path that is wished for. See :class:`Reader`.
     require: a path that must work, such as "direct"; otherwise :class:`UnavailableError`.
     reader: a reader to share, of this device. It has a method and a require of its own, and is not closed with the dataset.
+    tensors: on the CPU True gives tensors of torch, and False NumPy arrays. None: tensors where torch is imported. Type checkers know which with
+        True or False.
     """
     if reader is not None and (method != "auto" or require is not None):
         raise errors.InvalidError("reader= has a method and a require of its own: give method= and require= to the Reader instead")
@@ -328,15 +434,22 @@ def open(path: Any, device: Any = None, *, method: str = "auto", require: str | 
     if reader is not None and reader.closed:
         raise errors.DeviceError(f"{reader!r} cannot be used: give one that is open, or none")
     found = tokens.find(path, dtype)
-    again = (os.fspath(path), _device.name(index), method, require, dtype, reader)
+    if found.guessed and dtype is None:
+        dtype = found.dtype.name  # of which no copy of this dataset warns again
+        warnings.warn(
+            f"{found.path} is of {dtype} by a guess: its mount took the type from the values of files without a header. "
+            f"Give dtype={dtype!r} if it is right, or mount its source with --dtype",
+            stacklevel=2,
+        )
+    again = (os.fspath(path), _device.name(index), method, require, dtype, reader, tensors)
     if reader is None and not (index == _device.CPU and _native.library().forked):
         own = Reader(_device.name(index), method=method, require=require, **_kept(found, index))
         try:
-            return Dataset(found, index, own, own=True, again=again)
+            return Dataset(found, index, own, own=True, again=again, tensors=tensors)
         except BaseException:
             own.close()
             raise
-    return Dataset(found, index, reader, own=False, again=again)
+    return Dataset(found, index, reader, own=False, again=again, tensors=tensors)
 
 
 def _kept(found: tokens.Tokens, device: int) -> dict[str, Any]:
@@ -346,26 +459,5 @@ def _kept(found: tokens.Tokens, device: int) -> dict[str, Any]:
     return {"reuse": True} if device != _device.CPU and fits else {}
 
 
-def _reopen(path: str, device: str, method: str, require: str | None, dtype: Any, reader: Reader | None) -> Dataset:
-    return open(path, device, method=method, require=require, dtype=dtype, reader=reader)
-
-
-def _starts(starts: Any) -> "np.ndarray[Any, Any]":
-    if getattr(starts, "is_cuda", False):
-        raise errors.DeviceError(f"starts are on {starts.device}: give them on the CPU, as in starts.cpu()")
-    where = np.asarray(starts)
-    if where.ndim != 1:
-        raise errors.InvalidError(f"starts have shape {where.shape} and must be a list of token offsets")
-    if where.size and (where.dtype.kind not in "iu" or (where.dtype == np.uint64 and int(where.max()) >= 1 << 63)):
-        raise errors.DtypeError(f"starts are of {where.dtype} and must be integers of at most 64 bits")
-    return np.ascontiguousarray(where, np.int64)
-
-
-def _count(what: str, n: Any) -> int:
-    try:
-        count = operator.index(n)
-    except TypeError as err:
-        raise errors.DtypeError(f"{what} is a {type(n).__name__} and must be an integer") from err
-    if count < 0:
-        raise errors.OutOfRangeError(f"{what} is {count} and must not be negative")
-    return count
+def _reopen(path: str, device: str, method: str, require: str | None, dtype: Any, reader: Reader | None, tensors: bool | None = None) -> Dataset[Any]:
+    return open(path, device, method=method, require=require, dtype=dtype, reader=reader, tensors=tensors)

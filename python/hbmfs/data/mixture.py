@@ -26,11 +26,12 @@ import hashlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .._lib._arguments import checked
 from ..errors import DeviceError, DtypeError, InvalidError
 from . import tokens
 from ._ahead import begun
@@ -42,10 +43,26 @@ from ._samples import Samples
 from ._scatter import Spans
 from ._segments import borders_of, sequences_of
 from ._stream import _WINDOW_SAMPLES, STATE_VERSION, Stream, at_least
+from ._types import A, B, Dataset
 from .part import Aligned, part_of
 
 if TYPE_CHECKING:
-    from .dataset import Dataset
+    from typing_extensions import Unpack
+
+    from ._segments import Packed
+    from ._types import StreamOptions
+
+    class Options(StreamOptions, total=False):
+        schedule: Sequence[tuple[int, Mapping[str, Weight]]]
+        exhausted: str | Mapping[str, str] | None
+        epochs: int | Mapping[str, int] | None
+        documents: bool
+
+    class Others(Options, total=False):
+        targets: bool
+        packed: bool
+        tensors: bool | None
+
 
 __all__ = ["Mixture", "sources"]
 
@@ -54,28 +71,57 @@ _ENDS = ("repeat", "stop", "drop")
 Weight = float | int | str | Fraction
 
 
-class Mixture(Stream):
+class Mixture(Stream[B]):
     """An iterable over batches of several datasets; help("hbmfs.mixture") has the whole story.
 
     sources     {name: (dataset, weight)}
     schedule    [(sample, {name: weight})]: weights from that sample on; a name that is left out keeps its weight
-    exhausted   "repeat", "stop" or "drop", or a dict of them by name
-    epochs      a source's epochs before it counts as exhausted, or a dict of them by name
+    epochs      1: one epoch of each source, after which the loop ends; a source's epochs before it counts as exhausted, or a dict of
+                them by name; None: endless
+    exhausted   "repeat", "stop" or "drop", or a dict of them by name. None: "drop" where epochs are given, else "repeat"
     The rest is as in TokenStream.
     """
 
-    _endless = 'give exhausted="stop" or "drop"'
+    _endless = "give epochs=1"
 
+    @overload
+    def __init__(
+        self: Mixture[Packed[A]],
+        sources: Mapping[str, tuple[Dataset[A], Weight]],
+        batch_size: int,
+        seq_len: int,
+        *,
+        packed: Literal[True],
+        targets: bool = False,
+        **o: Unpack[Options],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Mixture[tuple[A, A]],
+        sources: Mapping[str, tuple[Dataset[A], Weight]],
+        batch_size: int,
+        seq_len: int,
+        *,
+        targets: Literal[True],
+        **o: Unpack[Options],
+    ) -> None: ...
+    @overload
+    def __init__(self: Mixture[A], sources: Mapping[str, tuple[Dataset[A], Weight]], batch_size: int, seq_len: int, **o: Unpack[Options]) -> None: ...
+    @overload
+    def __init__(
+        self: Mixture[Any], sources: Mapping[str, tuple[Dataset[Any] | Aligned, Weight]], batch_size: int, seq_len: int, **o: Unpack[Others]
+    ) -> None: ...
+    @checked
     def __init__(
         self,
-        sources: Mapping[str, tuple[Dataset, Weight]],
+        sources: Mapping[str, tuple[Dataset[Any] | Aligned, Weight]],
         batch_size: int,
         seq_len: int,
         *,
         seed: int = 0,
         schedule: Sequence[tuple[int, Mapping[str, Weight]]] = (),
-        exhausted: str | Mapping[str, str] = "repeat",
-        epochs: int | Mapping[str, int] = 1,
+        exhausted: str | Mapping[str, str] | None = None,
+        epochs: int | Mapping[str, int] | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         dtype: Any = None,
@@ -88,24 +134,26 @@ class Mixture(Stream):
         tensors: bool | None = None,
         packed: bool = False,
     ) -> None:
-        super().__init__(
-            batch_size, seq_len, seed=seed, rank=rank, world_size=world_size, dtype=dtype, depth=depth, ahead=ahead, shuffle=shuffle,
-            drop_last=drop_last, targets=targets, tensors=tensors,
-        )  # fmt: skip
         if not sources:
             raise InvalidError("a mixture needs at least one source: give {name: (dataset, weight)}")
+        super().__init__(
+            next(iter(sources.values()))[0], batch_size, seq_len, seed=seed, rank=rank, world_size=world_size, dtype=dtype, depth=depth, ahead=ahead, shuffle=shuffle,
+            drop_last=drop_last, targets=targets, tensors=tensors,
+        )  # fmt: skip
         self.names = list(sources)
-        self.datasets = [dataset for dataset, _ in sources.values()]
+        self.datasets: list[Any] = [dataset for dataset, _ in sources.values()]
         self._rows = _rows(dict(zip(self.names, self.datasets, strict=True)), dtype)
         self.documents = bool(documents)
         self._borders = [borders_of(dataset) for dataset in self.datasets] if packed else None
         self._samples = [Samples(dataset, self.seq_len, self._row, self.documents) for dataset in self.datasets]
         self._seeds = [_seed(self.seed, name) for name in self.names]
         self.schedule = _weights({name: weight for name, (_, weight) in sources.items()}, schedule)
+        if exhausted is None:
+            exhausted = dict.fromkeys(epochs, "drop") if isinstance(epochs, Mapping) else "repeat" if epochs is None else "drop"
         ends = self._by_name("exhausted", exhausted, "repeat")
         if wrong := [end for end in ends if end not in _ENDS]:
             raise InvalidError(f"exhausted is {wrong[0]!r}: give one of {', '.join(_ENDS)}")
-        passes = [at_least(1, "epochs", n) for n in self._by_name("epochs", epochs, 1)]
+        passes = [at_least(1, "epochs", n) for n in self._by_name("epochs", 1 if epochs is None else epochs, 1)]
         self._limits = [None if end == "repeat" else n * s.count for end, n, s in zip(ends, passes, self._samples, strict=True)]
         self._assigned = Assignment(lines(self.schedule, self._limits, [end == "stop" for end in ends]))
         self._assigned_for = 0  # the beginning of the pass that it is for
@@ -121,6 +169,9 @@ class Mixture(Stream):
         if unknown := set(given) - set(self.names):
             raise InvalidError(f"{what} names {min(unknown)!r}, which is no source: the sources are {', '.join(self.names)}")
         return [given.get(name, otherwise) for name in self.names]
+
+    def _said(self) -> str:
+        return f"{len(self.names)} sources: {', '.join(self.names)}"
 
     @property
     def counts(self) -> dict[str, dict[str, float]]:
@@ -244,7 +295,7 @@ def _rows(datasets: Mapping[str, Any], dtype: Any) -> Rows | Beside:
     return Beside({name: Rows(list(of.values()), _common_type(of, dtype if name == first[0] else None)) for name, of in each.items()})
 
 
-def _common_type(datasets: Mapping[str, Dataset], dtype: Any) -> np.dtype[Any]:
+def _common_type(datasets: Mapping[str, Dataset[Any]], dtype: Any) -> np.dtype[Any]:
     if len({dataset.device for dataset in datasets.values()}) > 1:
         where = ", ".join(f"{name} on {dataset.device}" for name, dataset in datasets.items())
         raise DeviceError(f"the sources are not on one device ({where}): open all with the same device=")

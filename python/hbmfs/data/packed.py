@@ -18,11 +18,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .._lib._arguments import checked
 from ..errors import InvalidError
 from ._ahead import begun
 from ._joined import Batch, Rows
@@ -31,12 +32,24 @@ from ._queue import Queue
 from ._scatter import Spans
 from ._segments import Packed, Segments, Sequences, borders_of, next_tokens, rows_and_labels
 from ._stream import _WINDOW_SAMPLES, NEVER, STATE_VERSION, Stream, at_least
-from ._types import Ints
-from .part import part_of, whole_of
+from ._types import A, Dataset, Ints
+from .part import Aligned, part_of, whole_of
 from .tokens import parse_dtype
 
 if TYPE_CHECKING:
-    from .dataset import Dataset
+    from typing_extensions import Unpack
+
+    from ._types import StreamOptions
+
+    class Options(StreamOptions, total=False):
+        window: int
+        pad: int
+        epochs: int | None
+        targets: bool
+
+    class Others(Options, total=False):
+        tensors: bool | None
+
 
 __all__ = ["Packed", "PackedStream"]
 
@@ -76,7 +89,7 @@ class _Window:
         ]
 
 
-class PackedStream(Stream):
+class PackedStream(Stream["Packed[A]"], Generic[A]):
     """An iterable over batches of whole documents; help("hbmfs.packed") has the whole story.
 
     window      documents that are packed together: more of them leave less free, and take longer to begin with
@@ -87,9 +100,14 @@ class PackedStream(Stream):
     pass_samples = None
     _endless = "the samples that documents fill are known when they are packed"
 
+    @overload
+    def __init__(self, dataset: Dataset[A], batch_size: int, seq_len: int, **o: Unpack[Options]) -> None: ...
+    @overload
+    def __init__(self: PackedStream[Any], dataset: Dataset[Any] | Aligned, batch_size: int, seq_len: int, **o: Unpack[Others]) -> None: ...
+    @checked
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: Dataset[Any] | Aligned,
         batch_size: int,
         seq_len: int,
         *,
@@ -108,13 +126,15 @@ class PackedStream(Stream):
         tensors: bool | None = None,
     ) -> None:
         super().__init__(
-            batch_size, seq_len, seed=seed, rank=rank, world_size=world_size, dtype=dtype, depth=depth, ahead=ahead, shuffle=shuffle,
+            dataset, batch_size, seq_len, seed=seed, rank=rank, world_size=world_size, dtype=dtype, depth=depth, ahead=ahead, shuffle=shuffle,
             drop_last=drop_last, targets=targets, tensors=tensors,
         )  # fmt: skip
-        self.dataset, self.pad = dataset, pad
+        whole: Any = dataset
+        self.dataset = whole
+        self.pad = pad
         self.epochs = None if epochs is None else at_least(1, "epochs", epochs)
         self.window = at_least(1, "window", window)
-        self._borders = borders_of(dataset)
+        self._borders = borders_of(self.dataset)
         self._documents = len(self._borders) - 1
         if len(dataset) == 0:
             raise InvalidError(f"{dataset.path} has no tokens")
@@ -129,6 +149,9 @@ class PackedStream(Stream):
         self._known: deque[_Window] = deque([_Window(0, 0, self._pack(0))])
         self._gone = (0, 0)  # tokens, and samples, of windows that were forgotten
         self._coming: dict[int, Callable[[], Packing]] = {}  # windows that are being packed, by number
+
+    def _said(self) -> str:
+        return repr(self.dataset)
 
     @property
     def fill_rate(self) -> float:
@@ -272,7 +295,7 @@ class PackedStream(Stream):
     def _told(self) -> bool:
         return bool(self.dataset.stats().get("mounted"))
 
-    def _shape(self, batch: Any, plan: Batch) -> Packed:
+    def _shape(self, batch: Any, plan: Batch) -> Packed[Any]:
         (rows, expanded), sequences = batch, plan.sequences
         assert sequences is not None
         tokens, _, beside = rows_and_labels(rows, False)

@@ -16,25 +16,28 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, Generic
 
 import numpy as np
 
+from .._lib._arguments import checked
 from .._lib._memory import Place
+from .._lib.request import Request
 from ..errors import FormatError, InvalidError
 from ._joined import Joined
 from ._queue import Queue
 from ._segments import borders_of, of_rows
-from ._types import Dataset, Ints
+from ._types import A, Dataset, Ints, Whole, count_of, starts_of
 from .permutation import mixed
 
 SHARES = {"train": 0.99, "val": 0.01}
 
 
-class Part:
+class Part(Generic[A]):
     """Some documents of a dataset, one behind the other, as a dataset. Made by Dataset.subset and split."""
 
-    def __init__(self, whole: Dataset, numbers: Any) -> None:
+    @checked
+    def __init__(self, whole: Whole[A], numbers: Any) -> None:
         borders = borders_of(whole)
         self.whole = whole
         self.numbers: Ints = np.asarray(numbers)
@@ -50,9 +53,13 @@ class Part:
         np.cumsum(borders[self.numbers + 1] - self.begins, out=self.documents[1:])
         self.digest = hashlib.blake2b(self.numbers.astype("<i8").tobytes(), digest_size=8).hexdigest()
 
-    path = property(lambda self: f"a part of {self.whole.path}")
-    dtype = property(lambda self: self.whole.dtype)
-    device = property(lambda self: self.whole.device)
+        self.path = f"a part of {whole.path}"
+        self.dtype, self.device = whole.dtype, whole.device
+
+    @property
+    def tensors(self) -> bool | None:
+        """As of the dataset."""
+        return getattr(self.whole, "tensors", None)
 
     def __len__(self) -> int:
         return int(self.documents[-1])
@@ -70,13 +77,13 @@ class Part:
         self.whole.stats()  # an error if it is closed
         return Queue(self, depth)
 
-    def gather(self, starts: Any, length: int, *, out: Any = None, dtype: Any = None) -> Any:
+    def gather(self, starts: Any, length: int, *, out: Any = None, dtype: Any = None) -> A:
         """As of a dataset."""
         return self.begin_gather(starts, length, out=out, dtype=dtype).wait()
 
-    def begin_gather(self, starts: Any, length: int, *, out: Any = None, dtype: Any = None) -> Any:
+    def begin_gather(self, starts: Any, length: int, *, out: Any = None, dtype: Any = None) -> Request[A]:
         """As of a dataset. Rows that lie within a document each are read as they are; others are put together on the device."""
-        starts = np.asarray(starts, np.int64)
+        starts, length = starts_of(starts), count_of("length", length)
         pieces, lengths = self._pieces(starts, length)
         if len(pieces) == len(starts) and length:
             return self.whole.begin_gather(pieces, length, out=out, dtype=dtype)
@@ -84,7 +91,7 @@ class Part:
 
     def prefetch(self, starts: Any, length: int) -> None:
         """As of a dataset."""
-        self.whole.prefetch(*self._pieces(np.asarray(starts, np.int64), length))
+        self.whole.prefetch(*self._pieces(starts_of(starts), count_of("length", length)))
 
     def _pieces(self, starts: Ints, length: int) -> tuple[Ints, Ints]:
         """Where the pieces of documents begin in the file that rows hold, and their tokens."""
@@ -104,8 +111,9 @@ class Aligned:
     """Datasets of as many tokens each, whose samples are read together: a batch is a dict by name. Borders of documents, and the
     type that dtype= is for, are those of the first one."""
 
-    def __init__(self, datasets: Mapping[str, Any]) -> None:
-        self.datasets = dict(datasets)
+    @checked
+    def __init__(self, datasets: Mapping[str, Dataset[Any]]) -> None:
+        self.datasets: dict[str, Any] = dict(datasets)
         if not self.datasets or len({(len(d), d.device) for d in self.datasets.values()}) > 1:
             said = ", ".join(f"{name} has {len(d)} tokens on {d.device}" for name, d in self.datasets.items())
             raise InvalidError(f"the datasets are not aligned: {said or 'there are none'}")
@@ -116,7 +124,16 @@ class Aligned:
         if isinstance(self.first, Part):
             self.whole, self.begins, self.digest = Aligned({name: d.whole for name, d in self.datasets.items()}), self.first.begins, self.first.digest
 
-    documents = property(lambda self: self.first.documents)
+    @property
+    def documents(self) -> Ints | None:
+        """Of the first one."""
+        borders: Ints | None = self.first.documents
+        return borders
+
+    @property
+    def tensors(self) -> bool | None:
+        """As of the first one."""
+        return getattr(self.first, "tensors", None)
 
     def __len__(self) -> int:
         return len(self.first)
@@ -155,6 +172,9 @@ class Aligned:
         for dataset in self.datasets.values():
             dataset.prefetch(starts, length)
 
+    def __repr__(self) -> str:
+        return f"<hbmfs.Aligned {', '.join(self.datasets)}: {len(self)} tokens each on {self.device}>"
+
 
 def whole_of(dataset: Any) -> tuple[Any, Ints]:
     """The dataset that a part is of, and where the part's documents begin in it; a dataset is its own part."""
@@ -167,7 +187,7 @@ def part_of(dataset: Any) -> dict[str, Any]:
     return {} if digest is None else {"part": digest}
 
 
-def split(dataset: Dataset, name: str, shares: Mapping[str, float] | None, seed: int) -> Part:
+def split(dataset: Whole[A], name: str, shares: Mapping[str, float] | None, seed: int) -> Part[A]:
     """The documents of a dataset whose hash falls into the share of `name`."""
     shares = SHARES if shares is None else shares
     exact = {key: Fraction(str(share)) for key, share in shares.items()}
@@ -185,7 +205,7 @@ def split(dataset: Dataset, name: str, shares: Mapping[str, float] | None, seed:
     return Part(dataset, chosen)
 
 
-def shards_of(dataset: Dataset) -> Sequence[tuple[str, int]]:
+def shards_of(dataset: Dataset[Any]) -> Sequence[tuple[str, int]]:
     """The shards of a view's dataset by name, with their documents; a file that is none is a shard of its own."""
     documents = len(borders_of(dataset)) - 1
     beside = os.path.join(os.path.dirname(dataset.path), "shards.json")

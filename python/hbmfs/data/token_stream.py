@@ -37,11 +37,12 @@ once: new workers would begin where the stream of the main process stands.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .._lib._arguments import checked
 from ..errors import InvalidError
 from ._ahead import begun
 from ._joined import Batch, Rows
@@ -50,12 +51,26 @@ from ._samples import Samples
 from ._scatter import Spans
 from ._segments import borders_of, sequences_of
 from ._stream import STATE_VERSION, Stream, at_least
+from ._types import A, B, Dataset
+from .part import Aligned
 
 if TYPE_CHECKING:
-    from .dataset import Dataset
+    from typing_extensions import Unpack
+
+    from ._segments import Packed
+    from ._types import StreamOptions
+
+    class Options(StreamOptions, total=False):
+        epochs: int | None
+        documents: bool
+
+    class Others(Options, total=False):
+        targets: bool
+        packed: bool
+        tensors: bool | None
 
 
-class TokenStream(Stream):
+class TokenStream(Stream[B]):
     """An iterable over batches of `dataset` (of hbmfs.open); help("hbmfs.token_stream") has the whole story.
 
     Iterating goes on where the last iteration stopped, so that breaking out of a loop loses nothing; after the last
@@ -71,17 +86,32 @@ class TokenStream(Stream):
     ahead                batches whose plan is told to the mount's daemon, so that what is far is there in time (of a
                          file outside of a mount nobody is told); 0: none, which saves 0.1 ms for 500 samples
     shuffle              False gives the samples in their order
-    epochs               None: endless
+    epochs               1: one epoch, after which the loop ends; None: endless
     documents, drop_last, targets   see there
-    tensors              on the CPU: True gives tensors of torch, False NumPy arrays; None: tensors where torch is imported
+    tensors              on the CPU: True gives tensors of torch, False NumPy arrays; None: as the dataset does
     packed               batches say where documents begin: see help("hbmfs.packed")
+
+    `with hbmfs.TokenStream(...) as stream:` cancels at its end what was read ahead. len(stream) is known with epochs=.
 
     One iteration at a time: a second one, or load_state_dict, ends the first one with a RuntimeError.
     """
 
+    @overload
+    def __init__(
+        self: TokenStream[Packed[A]], dataset: Dataset[A], batch_size: int, seq_len: int, *, packed: Literal[True], targets: bool = False, **o: Unpack[Options]
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: TokenStream[tuple[A, A]], dataset: Dataset[A], batch_size: int, seq_len: int, *, targets: Literal[True], **o: Unpack[Options]
+    ) -> None: ...
+    @overload
+    def __init__(self: TokenStream[A], dataset: Dataset[A], batch_size: int, seq_len: int, **o: Unpack[Options]) -> None: ...
+    @overload
+    def __init__(self: TokenStream[Any], dataset: Dataset[Any] | Aligned, batch_size: int, seq_len: int, **o: Unpack[Others]) -> None: ...
+    @checked
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: Dataset[Any] | Aligned,
         batch_size: int,
         seq_len: int,
         *,
@@ -100,14 +130,15 @@ class TokenStream(Stream):
         packed: bool = False,
     ) -> None:
         super().__init__(
-            batch_size, seq_len, seed=seed, rank=rank, world_size=world_size, dtype=dtype, depth=depth, ahead=ahead, shuffle=shuffle,
+            dataset, batch_size, seq_len, seed=seed, rank=rank, world_size=world_size, dtype=dtype, depth=depth, ahead=ahead, shuffle=shuffle,
             drop_last=drop_last, targets=targets, tensors=tensors,
         )  # fmt: skip
-        self.dataset = dataset
+        whole: Any = dataset
+        self.dataset = whole
         self.epochs = None if epochs is None else at_least(1, "epochs", epochs)
         self.documents = bool(documents)
-        self._borders = borders_of(dataset) if packed else None
-        self._samples = Samples(dataset, self.seq_len, self._row, self.documents)
+        self._borders = borders_of(self.dataset) if packed else None
+        self._samples = Samples(self.dataset, self.seq_len, self._row, self.documents)
         self._rows = Rows([dataset], dtype)
         self.samples = self._samples.count
         self.pass_samples = None if self.epochs is None else self.epochs * self.samples
@@ -116,6 +147,13 @@ class TokenStream(Stream):
                 f"{self.epochs} epochs of {self.samples} samples do not fill one step of {self.batch_size} samples on "
                 f"{self.world_size} ranks: give a smaller batch_size, or drop_last=False"
             )
+
+    @property
+    def _endless(self) -> str:
+        return f"give epochs=1, which is {self.samples // self._step} steps"
+
+    def _said(self) -> str:
+        return repr(self.dataset)
 
     @property
     def epoch(self) -> int:

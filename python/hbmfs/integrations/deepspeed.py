@@ -30,6 +30,7 @@ except ModuleNotFoundError as err:
     raise ModuleNotFoundError(f"hbmfs.deepspeed needs torch and deepspeed: pip install {err.name}", name=err.name) from None
 
 from .._lib import _device
+from .._lib._arguments import Device, checked
 from .._lib.writer import FilePart, OutFile, Writer, WrittenFile
 from ..checkpoints._publishing import Draft, Shared
 from ..checkpoints._torch_object import lay_out
@@ -44,7 +45,8 @@ class CheckpointEngine(_Base):  # type: ignore[misc]
     options     method, require, threads and rate are those of the Writer that is opened: see there
     """
 
-    def __init__(self, *, device: Any = None, node_local: bool = False, **options: Any) -> None:
+    @checked
+    def __init__(self, *, device: Device = None, node_local: bool = False, **options: Any) -> None:
         super().__init__()
         self.name = "hbmfs"
         self._local = node_local

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .._lib._arguments import Path, checked
 from ..data._megatron_index import Index
 from ..data.dataset import open as open_dataset
 from ..errors import FormatError, InvalidError, NotFoundError
@@ -39,9 +40,10 @@ class IndexedDataset:
     An object storage is refused: mount it. `options` go to hbmfs.open, such as method=.
     """
 
+    @checked
     def __init__(
         self,
-        path_prefix: str,
+        path_prefix: Path,
         multimodal: bool = False,
         mmap: bool = True,
         object_storage_config: Any = None,
@@ -58,7 +60,7 @@ class IndexedDataset:
         self.path_prefix, self.multimodal, self.mmap = path_prefix, multimodal, mmap
         self._options = options
         self.index = Index(f"{path_prefix}.idx", multimodal)
-        self.dataset = open_dataset(f"{path_prefix}.bin", dtype=self.index.dtype, **options)
+        self.dataset = open_dataset(f"{path_prefix}.bin", dtype=self.index.dtype, tensors=False, **options)
 
     def close(self) -> None:
         """Closes the .bin. Arrays that were handed out stay as they are."""
@@ -71,7 +73,7 @@ class IndexedDataset:
         self.__init__(**state)  # type: ignore[misc]
 
     @staticmethod
-    def exists(path_prefix: str) -> bool:
+    def exists(path_prefix: Path) -> bool:
         """Returns whether both files are there."""
         return os.path.exists(f"{path_prefix}.idx") and os.path.exists(f"{path_prefix}.bin")
 
@@ -87,6 +89,7 @@ class IndexedDataset:
             return self.get(idx)
         raise TypeError(f"a sequence is named by a number or a slice, not by {type(idx).__name__}")
 
+    @checked
     def get(self, idx: int | np.integer[Any], offset: int = 0, length: int | None = None) -> Any:
         """`length` tokens (None: all that follow) of sequence `idx` from its token `offset` on, and the sequence's
         mode where the dataset has modes. As in Megatron, they may reach into the sequence that follows."""

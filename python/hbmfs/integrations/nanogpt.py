@@ -14,6 +14,8 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from .._lib._arguments import Device, Path, checked
+from ..data import tokens
 from ..data.dataset import Dataset
 from ..data.dataset import open as open_dataset
 from ..errors import InvalidError, UnavailableError
@@ -24,11 +26,12 @@ if TYPE_CHECKING:
 __all__ = ["batches"]
 
 
+@checked
 def batches(
-    data: Any,
+    data: Path | Mapping[str, Path | Dataset[Any]],
     block_size: int,
     batch_size: int,
-    device: Any = "cuda",
+    device: Device = "cuda",
     *,
     generator: "torch.Generator | None" = None,
     dtype: Any = None,
@@ -39,7 +42,7 @@ def batches(
     data       nanoGPT's data directory, whose train.bin and val.bin are the splits "train" and "val" (at the source or
                in a mount); or a dict that names a path or an open hbmfs dataset for each split
     generator  torch's generator of the offsets; None is the global one, as in nanoGPT
-    dtype      of the tokens in files that do not say it: None is uint16 for a directory, since nanoGPT's are
+    dtype      of the tokens in files that do not say it: None is that of the manifest of hbmfs pack, or uint16 for a directory without one, since nanoGPT's are
     options    go to hbmfs.open, such as method=
 
     A split is opened when its first batch is asked for. get_batch.close() closes what was opened.
@@ -52,7 +55,8 @@ def batches(
         splits = dict(data)
     else:
         splits = {split: os.path.join(os.fspath(data), f"{split}.bin") for split in ("train", "val")}
-        dtype = "uint16" if dtype is None else dtype
+        told = os.path.exists(os.path.join(os.fspath(data), tokens.MANIFEST))  # of hbmfs pack, which has the type
+        dtype = "uint16" if dtype is None and not told else dtype
     for name, value in (("block_size", block_size), ("batch_size", batch_size)):
         if value < 1:
             raise InvalidError(f"{name} is {value}: give at least 1")
@@ -74,7 +78,7 @@ class Batches:
         self._block_size, self._batch_size = block_size, batch_size
         self._generator = generator
         self._options = options
-        self._opened: dict[str, Dataset] = {}
+        self._opened: dict[str, Dataset[Any]] = {}
 
     def __call__(self, split: str) -> "tuple[torch.Tensor, torch.Tensor]":
         import torch
@@ -91,7 +95,7 @@ class Batches:
         x, y = rows[:, :-1], rows[:, 1:]
         return x.to(torch.int64).contiguous(), y.to(torch.int64).contiguous()  # a trainer does y.view(-1)
 
-    def _dataset(self, split: str) -> "Dataset":
+    def _dataset(self, split: str) -> Dataset[Any]:
         if split in self._opened:
             return self._opened[split]
         if split not in self._splits:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import weights
 from .._lib import _device
+from .._lib._arguments import Device, checked
 from .._lib._transfer import Progress, shower
 from ..errors import InvalidError, NotFoundError, UnavailableError
 
@@ -37,11 +38,12 @@ _QUANTIZING = ("quantization_config", "load_in_8bit", "load_in_4bit")
 _HUB = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
 
 
+@checked
 def from_pretrained(
     cls: Any,
     path: str | os.PathLike[str],
     *arguments: Any,
-    device: Any = "cuda:0",
+    device: Device = "cuda:0",
     dtype: Any = None,
     group: Any = None,
     method: str = "auto",

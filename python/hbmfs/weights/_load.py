@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from .._lib import _device
+from .._lib._arguments import Device, checked
 from .._lib._closing import unheard
 from .._lib._transfer import REQUEST, Progress, Transfer, open_reader
 from ..errors import DeviceError, DtypeError, FormatError, GroupError, OutOfMemoryError, UnavailableError
@@ -52,9 +53,10 @@ _NUMPY = {
 }  # fmt: skip
 
 
+@checked
 def load_safetensors(
     path: str | os.PathLike[str],
-    device: Any = "cuda:0",
+    device: Device = "cuda:0",
     *,
     method: str = "auto",
     names: Names = None,
@@ -390,7 +392,7 @@ class _Torch:
         except (RuntimeError, AssertionError) as err:
             if "can't allocate memory" in str(err):
                 raise OutOfMemoryError(f"the host has no {size} bytes left for weights: load fewer by names") from None
-            raise DeviceError(f"torch cannot use {self._device}: {str(err).splitlines()[0]}") from err
+            raise DeviceError(f'torch cannot use {self._device}: {str(err).splitlines()[0]}; or give device="cpu"') from err
 
     def pointer(self, block: Any) -> int:
         return int(block.data_ptr())

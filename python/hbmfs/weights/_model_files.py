@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path, PurePosixPath
 
+from .._lib import _address
 from ..errors import FormatError, NotFoundError
 from . import safetensors_header
 from .safetensors_header import Header
@@ -23,6 +24,7 @@ Files = dict[str, set[str] | None]
 
 def headers(path: str | os.PathLike[str], names: Names) -> list[Header]:
     """The headers of a model's files, each with the wanted tensors only. A file without any is left out."""
+    _address.refuse(path)
     return headers_of(_files(Path(path)), names)
 
 

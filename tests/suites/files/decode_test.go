@@ -288,16 +288,23 @@ func TestFilesInZstd(t *testing.T) {
 	if log := m.LogText(t); !strings.Contains(log, "looked through to learn their decoded sizes") {
 		t.Errorf("the log does not say that files were looked through:\n%s", log)
 	}
-	var s struct{ Problems int }
+	var s struct {
+		Problems int
+		Hints    []struct{ Object, Detail string }
+	}
 	text, err := os.ReadFile(m.Path(".hbmfs", "status"))
 	must(t, err)
 	must(t, json.Unmarshal(text, &s))
 	if log := m.LogText(t); s.Problems != 1 || !strings.Contains(log, "b.gz") || !strings.Contains(log, "gzip does not say how long its content is") {
 		t.Errorf("%d problems, and the log does not say why b.gz is as it is stored:\n%s", s.Problems, log)
 	}
+	if len(s.Hints) != 1 || s.Hints[0].Object != "a/train.bin" || !strings.Contains(s.Hints[0].Detail, "--dtype uint16") {
+		t.Errorf("hints %+v, want one on a/train.bin with the flag that shows it", s.Hints)
+	}
 	m.End(t)
-	m = mount(t, source, "--decode", "--decode-scan=1KiB", "--cache-dir", kept, "--cache-min-free=1MiB")
+	m = mount(t, source, "--decode", "--decode-scan=1KiB", "--cache-dir", kept, "--cache-min-free=1MiB", "--dtype", "uint16")
 	m.compare(t, decoded)
+	m.compare(t, map[string][]byte{".hbmfs/views/a/train/tokens.bin": tokens, ".hbmfs/views/a/tokens.bin": twice})
 	if log := m.LogText(t); strings.Contains(log, "looked through") {
 		t.Errorf("what was learned is not remembered:\n%s", log)
 	}

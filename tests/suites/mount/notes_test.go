@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
+	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -98,6 +100,10 @@ func TestMountSaysWhatIsWrong(t *testing.T) {
 		http.ServeContent(w, q, "", time.Unix(1, 0), bytes.NewReader(make([]byte, 10_000)))
 	}))
 	defer shard.Close()
+	unknown := suite.NewDir(t)
+	noise := make([]byte, 100_000)
+	_, _ = rand.NewChaCha8([32]byte{}).Read(noise) // which never fails
+	mounttest.WriteFiles(t, unknown, map[string]string{"train.bin": string(noise)})
 	inPlace := suite.NewDir(t)
 	must(t, os.CopyFS(inPlace, os.DirFS(mounttest.Golden(t, "nanogpt"))))
 	for what, c := range map[string]struct {
@@ -105,8 +111,10 @@ func TestMountSaysWhatIsWrong(t *testing.T) {
 		flags         []string
 		says          string
 	}{
-		"a sound dataset":  {sound, suite.NewDir(t), nil, ""},
-		"in place":         {inPlace, inPlace, nil, ""},
+		"a sound dataset":  {sound, suite.NewDir(t), []string{"--dtype", "uint16"}, ""},
+		"in place":         {inPlace, inPlace, []string{"--dtype", "<u2"}, ""},
+		"a guessed type":   {sound, suite.NewDir(t), nil, "train.bin: no header, so its type (and of 1 more) was guessed from the values: uint16; hbmfs mount --dtype sets it"},
+		"no type":          {unknown, suite.NewDir(t), nil, "train.bin: it has no header, and its values do not show their type: if they are tokens, give it, as in --dtype uint16"},
 		"a damaged shard":  {broken, suite.NewDir(t), nil, filepath.Base(index[0])},
 		"a link outside":   {outside, suite.NewDir(t), nil, "linked: "},
 		"an empty source":  {suite.NewDir(t), suite.NewDir(t), nil, "has no files"},
@@ -196,5 +204,53 @@ func TestReadAheadOfAnOrdinaryUser(t *testing.T) {
 	defer func() { must(t, suite.At(point).Close()) }()
 	if r.Code != 0 || r.Stderr != "hbmfs: --read-ahead has no effect: only root can set it\n" {
 		t.Errorf("exit code %d, and it says %q", r.Code, r.Stderr)
+	}
+}
+
+// A web server that sends whole files only cannot serve a mount: the command says so, and there is none.
+func TestMountOfAServerWithoutRanges(t *testing.T) {
+	blackbox.NeedFUSE(t)
+	whole := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) { // as Python's http.server
+		w.Header().Set("Last-Modified", "Thu, 01 Jan 1970 00:00:01 GMT")
+		w.Header().Set("Content-Length", "10000")
+		if q.Method == http.MethodGet {
+			_, _ = w.Write(make([]byte, 10_000)) // the client may be gone
+		}
+	}))
+	defer whole.Close()
+	point := suite.NewDir(t)
+	r := run(t, "mount", "--log-file", filepath.Join(suite.NewDir(t), "log"), whole.URL+"/train.bin", point)
+	if r.Code == 0 || !strings.Contains(r.Stderr, "the server does not serve ranges") {
+		t.Errorf("exit code %d: %q", r.Code, r.Stderr)
+	}
+	if entries, err := os.ReadDir(point); err != nil || len(entries) != 0 {
+		t.Errorf("the mount point has %v (%v)", entries, err)
+	}
+}
+
+// The status counts the views that there are. Headerless tokens have three of six: no documents are known.
+func TestStatusCountsTheViewsThatExist(t *testing.T) {
+	point := suite.NewDir(t)
+	commanded(t, mounttest.Golden(t, "nanogpt"), point)
+	defer func() { must(t, suite.At(point).Close()) }()
+	var said string
+	if !blackbox.Within(patience, func() bool {
+		said = run(t, "status", point).Stdout
+		return strings.Contains(said, "; 6 views\n")
+	}) {
+		t.Errorf("the status has no word of 6 views:\n%s", said)
+	}
+	if !strings.Contains(said, "tokens u16 (guessed), ") {
+		t.Errorf("the status does not say that the type was guessed:\n%s", said)
+	}
+	views := 0
+	must(t, filepath.WalkDir(filepath.Join(point, ".hbmfs", "views"), func(_ string, e fs.DirEntry, err error) error {
+		if err == nil && !e.IsDir() {
+			views++
+		}
+		return err
+	}))
+	if views != 6 {
+		t.Errorf("%d views are listed", views)
 	}
 }

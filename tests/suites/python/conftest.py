@@ -82,7 +82,7 @@ def seeded():
 def arrays(request, monkeypatch):
     """Streams give NumPy arrays on the CPU, as where nobody has imported torch, but in test_tensors.py."""
     if request.module.__name__ != "test_tensors":
-        monkeypatch.setattr("hbmfs.data._stream.torch_is_imported", lambda: False)
+        monkeypatch.setattr("hbmfs._lib._device.torch_is_imported", lambda: False)
 
 
 class FakeGPU:

@@ -387,5 +387,5 @@ def test_bad_arguments(folder):
         thread.join()
         assert "main thread" in heard[0]
     (folder / "file").write_text("")
-    with pytest.raises(OSError):
+    with pytest.raises(hbmfs.InvalidError, match="no directory"):
         Checkpoints(folder / "file")

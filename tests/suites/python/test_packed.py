@@ -177,8 +177,8 @@ def test_padding_is_the_token_that_was_asked_for():
         ds = NumpyDataset(np.zeros(30, dtype), np.array([0, 9, 18, 30]))
         for batch in hbmfs.PackedStream(ds, 2, 16, epochs=1, drop_last=False, pad=pad):
             assert np.array_equal(batch.tokens == pad, batch.document_ids < 0)
-        for wrong in (-1, 1.5):
-            with pytest.raises(hbmfs.InvalidError, match="no uint"):
+        for wrong, words in ((-1, "no uint"), (1.5, "a whole number")):
+            with pytest.raises(hbmfs.InvalidError, match=words):
                 hbmfs.PackedStream(ds, 2, 16, pad=wrong)
     batches = [*hbmfs.PackedStream(ds, 2, 16, epochs=1, drop_last=False, pad=-1, dtype="int64")]
     assert batches and all(np.array_equal(batch.tokens == -1, batch.document_ids < 0) for batch in batches)

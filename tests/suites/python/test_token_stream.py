@@ -342,7 +342,7 @@ def test_a_second_iteration_ends_the_first():
         ({"ahead": -1}, "ahead is -1"),
         ({"epochs": 0}, "epochs is 0"),
         ({"seq_len": 101}, "smaller seq_len"),
-        ({"seq_len": 100, "targets": True}, "101 tokens of a sample"),
+        ({"seq_len": 100, "targets": True}, "has only 100 tokens, fewer than the 101 tokens of one sample"),
         ({"documents": True}, "no document borders"),
         ({"batch_size": 11, "epochs": 1}, "drop_last=False"),
     ],
@@ -378,7 +378,7 @@ def test_numbers_that_are_none():
 
 def test_documents_that_are_all_too_short():
     ds = NumpyDataset(np.zeros(100), np.arange(0, 101, 5))
-    with pytest.raises(ValueError, match="no document holds"):
+    with pytest.raises(ValueError, match="no document of memory has the 6 tokens of one sample"):
         hbmfs.TokenStream(ds, 1, 6, documents=True)
 
 

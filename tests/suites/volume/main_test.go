@@ -210,7 +210,7 @@ func runChild(verb string, args []string) int {
 	case "ordinary past": // HBMFS DIRECTORY POINT
 		err = ordinaryPast(args[0], args[1], args[2])
 	case "begin": // PATH
-		var d *control.Draft
+		var d *control.DraftClient
 		if d, err = control.BeginDraft(context.Background(), args[0], 0, 1, "test"); err == nil {
 			err = d.Drop(context.Background())
 		} else {

@@ -294,6 +294,7 @@ func TestRemoval(t *testing.T) {
 		t.Errorf("another user's rmdir: %s", said)
 	}
 	want(t, "rm of one file", os.Remove(v.Path("step", "file")), unix.EROFS)
+	v.said(t, "hbmfs checkpoint rm "+v.point+"/NAME")
 	must(t, os.Remove(v.Path("step")))
 	if names := listed(t, v.dir); len(names) != 0 {
 		t.Errorf("%q are left", names)

@@ -19,7 +19,7 @@ DOC = Path(__file__).resolve().parents[4] / "docs/guide/coming-from.md"
 
 @pytest.fixture
 def tensors(monkeypatch):
-    monkeypatch.setattr("hbmfs.data._stream.torch_is_imported", lambda: True)
+    monkeypatch.setattr("hbmfs._lib._device.torch_is_imported", lambda: True)
 
 
 def blocks(section):

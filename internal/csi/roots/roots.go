@@ -1,14 +1,14 @@
-// Package place has the directories of a node where volumes may lie that pods change: checkpoint volumes and KV volumes.
+// Package roots has the directories of a node where volumes may lie that pods change: checkpoint volumes and KV volumes.
 //
-//	p := place.Checkpoints(allowed)               // or place.KV(allowed)
+//	p := roots.Checkpoints(allowed)               // or roots.KV(allowed)
 //	err := p.Check(dir, namespace)                // before anything is recorded: nothing is changed
 //	err = p.Make(dir, group)                      // before its daemon starts
-//	if place.Overlap(a, b) { ... }                // two volumes cannot have these at once
+//	if roots.Overlap(a, b) { ... }                // two volumes cannot have these at once
 //
 // An administrator names directories, such as /nvme/ckpt, and volumes lie below them. An inline volume, which any user may
 // describe, lies below the directory of its pod's namespace, as in /nvme/ckpt/NAMESPACE/run-1. Missing parts are made. No link
 // is followed, and no directory is one of another volume's checkpoints or namespaces.
-package place
+package roots
 
 import (
 	"errors"
@@ -33,34 +33,34 @@ const (
 	kvLock     = ".hbmfs-kv.lock"
 )
 
-// Places are the directories of a node below which volumes of one kind lie.
-type Places struct {
+// Roots are the directories of a node below which volumes of one kind lie.
+type Roots struct {
 	allowed               []string
 	attribute, kind, flag string // as a refusal names them
 	mark                  string // a name in the directory of such a volume
 }
 
-// Checkpoints are the places of checkpoint volumes.
-func Checkpoints(allowed []string) Places {
-	return Places{allowed, "source", "checkpoint volume", "--allow-checkpoints", drainState}
+// Checkpoints are the roots of checkpoint volumes.
+func Checkpoints(allowed []string) Roots {
+	return Roots{allowed, "source", "checkpoint volume", "--allow-checkpoints", drainState}
 }
 
-// KV are the places of KV volumes.
-func KV(allowed []string) Places { return Places{allowed, "kv", "KV volume", "--allow-kv", kvLock} }
+// KV are the roots of KV volumes.
+func KV(allowed []string) Roots { return Roots{allowed, "kv", "KV volume", "--allow-kv", kvLock} }
 
-func (p *Places) refuse(code codes.Code, dir, format string, args ...any) error {
+func (p *Roots) refuse(code codes.Code, dir, format string, args ...any) error {
 	return status.Errorf(code, "volume attribute "+p.attribute+"=%s: "+format, append([]any{dir}, args...)...)
 }
 
 // Check refuses a directory that no volume of the kind may have. namespace is that of the pod of an inline volume, "" for an
 // administrator's volume.
-func (p *Places) Check(dir, namespace string) error {
+func (p *Roots) Check(dir, namespace string) error {
 	return p.walk(dir, namespace, false, func(int) error { return nil })
 }
 
 // Make makes the directory, where it is missing, and gives it to a group as Kubernetes does with fsGroup. The group may write,
 // and new files there are the group's. An empty group leaves all as it is.
-func (p *Places) Make(dir, group string) error {
+func (p *Roots) Make(dir, group string) error {
 	return p.walk(dir, "", true, func(fd int) error {
 		if group == "" {
 			return nil
@@ -86,7 +86,7 @@ func (p *Places) Make(dir, group string) error {
 }
 
 // walk goes from the allowed directory down to dir, and calls do with it.
-func (p *Places) walk(dir, namespace string, creates bool, do func(fd int) error) error {
+func (p *Roots) walk(dir, namespace string, creates bool, do func(fd int) error) error {
 	top, names := within(p.allowed, dir)
 	if top == "" {
 		return p.refuse(codes.FailedPrecondition, dir, "%ss lie below the directories of hbmfs-csi host %s only, and this is not below one of %q", p.kind, p.flag, p.allowed)

@@ -144,7 +144,7 @@ func TestCaptureOfAStrangeTree(t *testing.T) {
 }
 
 func TestDeniedFilesStayDenied(t *testing.T) {
-	s := NewSnapshot()
+	s := NewRecording()
 	s.put("proc/cmdline", &entry{kind: kindFile, denied: true})
 	s.put("dev/nvidia0", &entry{kind: kindDevice})
 	var b bytes.Buffer

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// kind is the kind of an entry of a snapshot.
+// kind is the kind of an entry of a recording.
 type kind uint8
 
 const (
@@ -16,7 +16,7 @@ const (
 	kindDevice
 )
 
-// entry is one file of a snapshot.
+// entry is one file of a recording.
 type entry struct {
 	kind   kind
 	data   []byte // of a file
@@ -24,24 +24,24 @@ type entry struct {
 	target string // of a link
 }
 
-// Snapshot is the facts that were kept of a machine: entries by their path without the leading slash and without
+// Recording is the facts that were kept of a machine: entries by their path without the leading slash and without
 // symbolic links in its directories.
-type Snapshot struct {
+type Recording struct {
 	entries map[string]*entry
 }
 
-// NewSnapshot gives an empty snapshot.
-func NewSnapshot() *Snapshot { return &Snapshot{entries: map[string]*entry{".": {kind: kindDir}}} }
+// NewRecording gives an empty recording.
+func NewRecording() *Recording { return &Recording{entries: map[string]*entry{".": {kind: kindDir}}} }
 
-// Merge adds the entries of another snapshot of the same machine.
-func (s *Snapshot) Merge(other *Snapshot) {
+// Merge adds the entries of another recording of the same machine.
+func (s *Recording) Merge(other *Recording) {
 	for name, e := range other.entries {
 		s.entries[name] = e
 	}
 }
 
 // put adds an entry, and the directories above it.
-func (s *Snapshot) put(name string, e *entry) {
+func (s *Recording) put(name string, e *entry) {
 	s.entries[name] = e
 	for dir := path.Dir(name); s.entries[dir] == nil; dir = path.Dir(dir) {
 		s.entries[dir] = &entry{kind: kindDir}
@@ -82,9 +82,9 @@ func follow(at, name string, link func(name string) (target string, is bool)) (r
 	return at, true
 }
 
-// real follows symbolic links. The target need not be in the snapshot: sysfs has links to files that were not kept, and
+// real follows symbolic links. The target need not be in the recording: sysfs has links to files that were not kept, and
 // only where they lead matters. ok says whether it is.
-func (s *Snapshot) real(name string) (resolved string, ok bool) {
+func (s *Recording) real(name string) (resolved string, ok bool) {
 	at, ok := follow(".", name, func(name string) (string, bool) {
 		e := s.entries[name]
 		if e == nil || e.kind != kindLink {
@@ -95,27 +95,27 @@ func (s *Snapshot) real(name string) (resolved string, ok bool) {
 	return at, ok && s.entries[at] != nil
 }
 
-func (s *Snapshot) find(name string) *entry {
+func (s *Recording) find(name string) *entry {
 	at, _ := s.real(name)
 	return s.entries[at]
 }
 
-func (s *Snapshot) exists(name string) bool { return s.find(name) != nil }
+func (s *Recording) exists(name string) bool { return s.find(name) != nil }
 
 // text gives a file without the white space around it; ok says whether it is there and could be read.
-func (s *Snapshot) text(name string) (text string, ok bool) {
+func (s *Recording) text(name string) (text string, ok bool) {
 	data, ok := s.raw(name)
 	return strings.TrimSpace(string(data)), ok
 }
 
 // lines gives the lines of a file that are not empty.
-func (s *Snapshot) lines(name string) []string {
+func (s *Recording) lines(name string) []string {
 	text, _ := s.text(name)
 	return slices.DeleteFunc(strings.Split(text, "\n"), func(line string) bool { return strings.TrimSpace(line) == "" })
 }
 
 // base gives the last part of where a link leads, as "nvme" for a device's link "driver".
-func (s *Snapshot) base(name string) string {
+func (s *Recording) base(name string) string {
 	dir, file := path.Split(strings.Trim(name, "/"))
 	at, _ := s.real(dir)
 	if e := s.entries[path.Join(at, file)]; e != nil && e.kind == kindLink {
@@ -125,7 +125,7 @@ func (s *Snapshot) base(name string) string {
 }
 
 // list gives the sorted names in a directory.
-func (s *Snapshot) list(name string) []string {
+func (s *Recording) list(name string) []string {
 	at, _ := s.real(name)
 	prefix := at + "/"
 	if at == "." {
@@ -142,7 +142,7 @@ func (s *Snapshot) list(name string) []string {
 }
 
 // raw gives a file as it is.
-func (s *Snapshot) raw(name string) ([]byte, bool) {
+func (s *Recording) raw(name string) ([]byte, bool) {
 	e := s.find(name)
 	if e == nil || e.kind != kindFile || e.denied {
 		return nil, false
