@@ -1,5 +1,6 @@
 """docs/guide/tutorial.md, run block by block in an empty folder, and README's Python."""
 
+import itertools
 import os
 import re
 import subprocess
@@ -13,9 +14,10 @@ BLOCK = re.compile(r"^```(sh|python|text)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
 def shape(output):
-    """Output without its numbers, units and spaces, which differ between machines and versions of Python."""
+    """Lines of output without their numbers, units and spaces, which differ between machines and versions of Python. Like lines in a row are one."""
     output = re.sub(r"/\S+/mount", "mount", output)
-    return re.sub(r"[\s-]+", " ", re.sub(r"[\d.,:-]*\d[\d.,:-]*( [kMG]?B)?", "#", output)).strip()
+    lines = [re.sub(r"[\s-]+", " ", re.sub(r"[\d.,:-]*\d[\d.,:-]*( [kMG]?B)?", "#", line)).strip() for line in output.splitlines() if line.strip()]
+    return [line for line, _ in itertools.groupby(lines)]
 
 
 def run(language, text, folder, environment):
@@ -41,7 +43,7 @@ def test_every_block_of_the_tutorial(tmp_path, environment):
     try:
         for language, text in blocks:
             if language == "text":
-                assert shape(printed) == shape(text)
+                assert shape(printed) == shape(text), printed
             else:
                 printed = run(language, text, tmp_path, environment)
     finally:
