@@ -255,8 +255,8 @@ soak-handover: build ## Replace daemons under readers, 200 times with 1,000 file
 soak-volume: build lib ## Have the disk of a checkpoint volume fail at every system call, and write and kill for half an hour (35 minutes; SOAK=30m)
 	@tools/need.sh fuse strace python
 	@tests/venv.sh $(VENV)
-	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_FAULTS=1 $(GO) test -count=1 -v -timeout 20m -run TestDiskFails ./tests/suites/volume
-	HBMFS_SEED=$(SEED) HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_SOAK=$(or $(SOAK),30m) $(GO) test -count=1 -v -timeout 2h -run TestSoak ./tests/suites/volume
+	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_FAULTS=1 $(GO) test -count=1 -v -timeout 20m -run TestDiskFails ./tests/suites/volume/faults
+	HBMFS_SEED=$(SEED) HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_SOAK=$(or $(SOAK),30m) $(GO) test -count=1 -v -timeout 2h -run TestSoak ./tests/suites/volume/faults
 	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_PYTHON=$(abspath $(VENV)/bin/python) HBMFS_LIBRARY=$(abspath bin/libhbmfs.so) HBMFS_TEST_LONG=1 \
 	  PYTEST_ARGS="-k (at_random)or(are_ended)or(daemons_are_killed)" $(GO) test -count=1 -v -timeout 1h -run TestPythonCheckpoints ./tests/suites/python/checkpoints
 
