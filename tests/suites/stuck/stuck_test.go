@@ -189,7 +189,7 @@ func TestUmountOfAStuckDaemonInUse(t *testing.T) {
 	m := jam(t, false)
 	reader := mounttest.Begin(t, suite, exec.CommandContext(t.Context(), "stat", "-f", m.Point)) // it waits where no signal reaches
 	defer func() { _ = reader.Process.Kill() }()
-	if !blackbox.Within(patience, func() bool { return waitsForFUSE(reader.Process.Pid) }) {
+	if !blackbox.Within(patience, func() bool { return mounttest.WaitsForFUSE(reader.Process.Pid) }) {
 		t.Error("the reader does not wait for the daemon")
 	}
 	code, said := timed(t, false, "umount", m.Point)
@@ -201,7 +201,7 @@ func TestUmountOfAStuckDaemonInUse(t *testing.T) {
 		t.Errorf("umount --force: exit code %d: %q", code, said)
 	}
 	mounttest.WantMounted(t, m.Point, false)
-	if reader.end(t) && reader.ProcessState.Success() {
+	if reader.End(t) && reader.ProcessState.Success() {
 		t.Error("the reader got an answer")
 	}
 }
@@ -339,7 +339,7 @@ func TestACommandWhoseDaemonGetsStuck(t *testing.T) {
 	b := mounttest.Begin(t, suite, suite.Command(t.Context(), "read", "--to", "host", m.Path("shard.dat")))
 	select {
 	case <-asked:
-	case <-b.ended:
+	case <-b.Ended:
 		t.Fatalf("the command ended: %q", b.Said(t))
 	case <-time.After(patience):
 		t.Fatal("the source is not asked")

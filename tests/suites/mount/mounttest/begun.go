@@ -19,7 +19,7 @@ const Soon = 20 * time.Second
 type Begun struct {
 	*exec.Cmd
 	stderr string
-	ended  chan struct{}
+	Ended  chan struct{} // closed when it has ended
 }
 
 // Begin starts a command.
@@ -32,7 +32,7 @@ func Begin(t *testing.T, suite *blackbox.Suite, cmd *exec.Cmd) *Begun {
 	blackbox.Must(t, cmd.Start())
 	blackbox.Must(t, out.Close())
 	go func() {
-		defer close(b.ended)
+		defer close(b.Ended)
 		_ = cmd.Wait() // the exit code says it
 	}()
 	return b
@@ -50,7 +50,7 @@ func (b *Begun) Said(t *testing.T) string {
 func (b *Begun) End(t *testing.T) (ok bool) {
 	t.Helper()
 	select {
-	case <-b.ended:
+	case <-b.Ended:
 		return true
 	case <-time.After(Soon):
 		t.Errorf("%q has not ended %v later; it said %q", b.Args[1:], Soon, b.Said(t))
