@@ -68,11 +68,10 @@ demo: go ## Tokenize the Go source tree, mount it, verify every byte, show the r
 	@$(MADE)
 	@python=$$(tests/bench/demo/python.sh $(CACHE)/demo $(VENV)) && HBMFS_PYTHON=$$python $(GO) run ./tests/bench/demo --hbmfs $(BIN)/hbmfs
 
-# Packages are tested two more at once than there are CPUs, since many tests wait, and the longest come first. Each further way of
+# Packages are tested two more at once than there are CPUs, since many tests wait. Each further way of
 # building compiles all packages anew where the Go cache is empty. So go test vets what it builds, what reports is built as hbmfs is,
 # and the suites share what is built here. The race detector would sleep a second before each of a thousand processes exits.
 AT_ONCE ?= $(shell expr $$(nproc 2>/dev/null || echo 2) + 2)
-LONGEST  = ./tests/suites/python/dcp ./tests/suites/python/checkpoints ./tests/suites/python/datasets ./tests/suites/python/readers ./tests/suites/handover ./tests/suites/mount ./tests/suites/files ./tests/suites/csi ./tests/suites/volume/programs ./tests/suites/origins ./tests/suites/volume ./tests/suites/lies ./cufile ./tests/suites/control ./internal/pack ./internal/volume/drain ./cufile/writer ./tests/suites/cufile
 
 # All of .ci/run has 90 minutes in CI. What hangs is named before, since testreport ends each package in time, and each run.
 LIMITS = --limits tests/limits.txt
@@ -96,7 +95,7 @@ test: go ## Run every check but lint: vet, gofmt, Go tests with the race detecto
 	  HBMFS_K8SCHECK=$(if $(filter 1,$(DEPLOY)),$(abspath $(K8SCHECK))) HBMFS_PACKAGES=$(if $(filter 1,$(DEPLOY)),$(abspath $(PACKAGES))) \
 	  HBMFS_IMAGE=$(if $(filter 1,$(DEPLOY)),$(abspath bin/image.tar)) \
 	  $(CACHE)/testreport --must-not-skip tests/must_not_skip.txt $(LIMITS) $(LINKED) --whole=45m $(if $(WRITE_LIMITS),--write-limits=tests/limits.txt) \
-	  -vet=all $(if $(filter 1,$(RACE)),-race) -p $(AT_ONCE) $(LONGEST) ./...
+	  -vet=all $(if $(filter 1,$(RACE)),-race) -p $(AT_ONCE) ./...
 
 testreport: go
 	@mkdir -p $(CACHE)
