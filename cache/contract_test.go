@@ -10,11 +10,11 @@ import (
 )
 
 func TestDirKeepsTheContract(t *testing.T) {
-	origintest.Run(t, func(t *testing.T) origintest.Place {
+	origintest.Run(t, func(t *testing.T) origintest.Fixture {
 		root := t.TempDir()
-		return origintest.Place{
+		return origintest.Fixture{
 			Names: []string{"with space", "ümlaut", "a%2Fb", "semi;colon", "q?x=1", "hash#1", "new\nline"},
-			Open: func(t testing.TB) origintest.Origin {
+			Open: func(t testing.TB) origintest.Subject {
 				d, err := cache.OpenDir(root, 8)
 				if err != nil {
 					t.Fatal(err)

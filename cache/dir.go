@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/hbmfs/hbmfs/internal/sys/pause"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -146,7 +147,8 @@ func (d *Dir) Forget(o *layout.Object) { d.files.forget(o) }
 // OpenObject opens o read-only with a file description of its own, checked to be the listed version. The caller closes
 // the descriptor. It waits a moment while another process has a lease of the file, and then fails with [ErrFileLeased].
 func (d *Dir) OpenObject(ctx context.Context, o *layout.Object) (fd int, err error) {
-	err = whenUnleased(ctx, leaseWait, func() error {
+	// A program can open again, or say what is wrong. A read, which cannot, waits until the kernel ends the lease (fs.lease-break-time, 45 s).
+	err = whenUnleased(ctx, pause.Patience, func() error {
 		if fd, err = d.OpenForOthers(o); !errors.Is(err, ErrOtherMount) {
 			return err
 		}
@@ -241,7 +243,7 @@ func (d *Dir) ListBelow(ctx context.Context, name string) (*Listing, error) {
 	l := &Listing{Dirs: []DirEntry{{"", modTime(&st), here.rights.Perm, st.Uid, st.Gid}}}
 	fd, err := unix.Openat(here.fd, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err == nil {
-		err = d.walk(ctx, l, []place{here}, os.NewFile(uintptr(fd), name), name)
+		err = d.walk(ctx, l, []openDir{here}, os.NewFile(uintptr(fd), name), name)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("list %s: %w", path.Join(d.path, name), err)
@@ -269,7 +271,7 @@ func (d *Dir) Root() (DirEntry, error) {
 const maxDepth = 1024
 
 // walk lists dir and everything below it, and closes dir. above are the directories that it is in, from the root on.
-func (d *Dir) walk(ctx context.Context, l *Listing, above []place, dir *os.File, name string) error {
+func (d *Dir) walk(ctx context.Context, l *Listing, above []openDir, dir *os.File, name string) error {
 	defer func() { _ = dir.Close() }() // opened for reading: nothing is lost
 	var st unix.Stat_t
 	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {

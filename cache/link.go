@@ -12,8 +12,8 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// place is an open directory on the way from the root to a file.
-type place struct {
+// openDir is an open directory on the way from the root to a file.
+type openDir struct {
 	fd     int
 	base   string // its name, where it was passed
 	rights Rights
@@ -34,7 +34,7 @@ type linkTarget struct {
 
 // link lists a symbolic link: as the file that it leads to, or as a link to a directory below the root. above are the
 // directories from the root to the link's own.
-func (d *Dir) link(l *Listing, above []place, name string, link *unix.Stat_t) {
+func (d *Dir) link(l *Listing, above []openDir, name string, link *unix.Stat_t) {
 	dir := above[len(above)-1].fd
 	to, err := d.resolve(above, path.Base(name))
 	switch {
@@ -68,7 +68,7 @@ func (d *Dir) linked(name string, to linkTarget) *layout.Object {
 
 // resolve resolves a name as the kernel does, one component at a time and without leaving the root. Only so it learns
 // which directories are passed. It has those open, so that nobody can put others in their place meanwhile.
-func (d *Dir) resolve(above []place, name string) (to linkTarget, err error) {
+func (d *Dir) resolve(above []openDir, name string) (to linkTarget, err error) {
 	way, links := slices.Clone(above), 0
 	defer func() { closeAll(way) }()
 	for rest := strings.Split(name, "/"); len(rest) > 0; {
@@ -123,7 +123,7 @@ func (d *Dir) resolve(above []place, name string) (to linkTarget, err error) {
 }
 
 // follow reads a link. Where absolute is true, the target goes on from the root.
-func (d *Dir) follow(dir place, name string) (target string, absolute bool, err error) {
+func (d *Dir) follow(dir openDir, name string) (target string, absolute bool, err error) {
 	if target, err = readlink(dir.fd, name); err != nil {
 		return "", false, err
 	}
@@ -137,7 +137,7 @@ func (d *Dir) follow(dir place, name string) (target string, absolute bool, err 
 }
 
 // nameOf is the name of a file below the first of the directories on the way to it.
-func nameOf(way []place, base string) string {
+func nameOf(way []openDir, base string) string {
 	var parts []string
 	for _, p := range way[1:] {
 		parts = append(parts, p.base)
@@ -160,15 +160,15 @@ func (d *Dir) below(target string) (rest string, ok bool) {
 const mostLinks = 40
 
 // pass opens a directory on the way of a link.
-func (d *Dir) pass(at int, name string) (place, error) {
+func (d *Dir) pass(at int, name string) (openDir, error) {
 	fd, err := unix.Openat(at, name, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return place{}, err
+		return openDir{}, err
 	}
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		_ = unix.Close(fd) // it was only looked at
-		return place{}, err
+		return openDir{}, err
 	}
 	p := d.placeOf(fd, &st)
 	p.passed = true
@@ -176,19 +176,19 @@ func (d *Dir) pass(at int, name string) (place, error) {
 }
 
 // placeOf describes an open directory.
-func (d *Dir) placeOf(fd int, st *unix.Stat_t) place {
+func (d *Dir) placeOf(fd int, st *unix.Stat_t) openDir {
 	const shared = unix.S_ISVTX | unix.S_IWOTH
-	return place{fd: fd, rights: Rights{d.perm(fd, ".", st), st.Uid, st.Gid}, shared: st.Mode&shared == shared}
+	return openDir{fd: fd, rights: Rights{d.perm(fd, ".", st), st.Uid, st.Gid}, shared: st.Mode&shared == shared}
 }
 
 // close closes a directory that was opened for a link.
-func (p place) close() {
+func (p openDir) close() {
 	if p.passed {
 		_ = unix.Close(p.fd) // it was only looked through
 	}
 }
 
-func closeAll(way []place) {
+func closeAll(way []openDir) {
 	for _, p := range way {
 		p.close()
 	}
@@ -196,7 +196,7 @@ func closeAll(way []place) {
 
 // mayFollow returns the rights that the kernel asks for to follow a link in a directory. Where everybody may put links,
 // as in /tmp, it follows those of the directory's owner and one's own (fs.protected_symlinks).
-func (p place) mayFollow(link *unix.Stat_t) []Rights {
+func (p openDir) mayFollow(link *unix.Stat_t) []Rights {
 	if !p.shared || link.Uid == p.rights.UID {
 		return nil
 	}

@@ -20,13 +20,6 @@ import (
 // told it that somebody wants to read.
 var ErrFileLeased = errors.New("its holder of a lease has not let go of it yet: try again")
 
-// leaseLook is the time between two attempts to open a file that is leased.
-const leaseLook = 20 * time.Millisecond
-
-// leaseWait is how long an open waits for a lease: its program can try again, or say what is wrong. A read, which cannot, waits on. The kernel ends a
-// lease that its holder does not give back within fs.lease-break-time, 45 s.
-const leaseWait = 2 * time.Second
-
 // whenUnleased calls open again until nobody has a lease of the file, or a time is over, or ctx ends.
 func whenUnleased(ctx context.Context, most time.Duration, open func() error) error {
 	for began := time.Now(); ; {
@@ -34,7 +27,7 @@ func whenUnleased(ctx context.Context, most time.Duration, open func() error) er
 		if !errors.Is(err, ErrFileLeased) || time.Since(began) > most {
 			return err
 		}
-		if err := pause.For(ctx, leaseLook); err != nil {
+		if err := pause.For(ctx, pause.Look); err != nil {
 			return err
 		}
 	}
@@ -51,7 +44,7 @@ func (d *Dir) openBelow(dir int, o *layout.Object) (fd int, at stamp, err error)
 	for range 100 { // EAGAIN: something was renamed meanwhile. It is also what a file says that is leased
 		fd, err = unix.Openat2(dir, name, &how)
 		if errors.Is(err, unix.EXDEV) && name == o.Name { // by an absolute link, which may lead below the root all the same
-			if to, missing := d.resolve([]place{{fd: d.fd}}, name); missing == nil && to.name != name {
+			if to, missing := d.resolve([]openDir{{fd: d.fd}}, name); missing == nil && to.name != name {
 				name = to.name
 				continue
 			}

@@ -266,7 +266,7 @@ func (d *Dir) Compare(o *layout.Object) ChangeKind {
 		return 0
 	}
 	if err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG { // perhaps a link, or a directory that is one now
-		to, missing := d.resolve([]place{{fd: d.fd}}, o.Name)
+		to, missing := d.resolve([]openDir{{fd: d.fd}}, o.Name)
 		switch {
 		case errors.Is(missing, fs.ErrNotExist), errors.Is(missing, unix.ENOTDIR), errors.Is(missing, errNoTarget):
 			return Removed

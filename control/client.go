@@ -269,7 +269,7 @@ func (c *Client) Release(ctx context.Context, objects ...uint64) error {
 
 // ReportStats adds bytes and reads since the last report, by path and reason, to this client's sums in the mount's status.
 // The daemon tells a few dozen reasons apart: let them name kinds of cases, without figures that vary.
-func (c *Client) ReportStats(ctx context.Context, moved ...Moved) error {
+func (c *Client) ReportStats(ctx context.Context, moved ...PathReport) error {
 	for part := range slices.Chunk(moved, MaxMoved) {
 		part = slices.Clone(part)
 		for i := range part {

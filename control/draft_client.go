@@ -19,7 +19,7 @@ import (
 // ErrNoVolume says that a path does not lie in a checkpoint volume.
 var ErrNoVolume = errors.New("no checkpoint volume")
 
-// Draft is a checkpoint that this process writes past FUSE, alone or with others of its user. It is safe for concurrent use.
+// DraftClient is a checkpoint that this process writes past FUSE, alone or with others of its user. It is safe for concurrent use.
 //
 //	d, err := control.BeginDraft(ctx, "/mnt/ckpt/step-7", 0, 1, "my-writer")
 //	defer d.Drop(ctx)                                              // after Publish it does nothing
@@ -30,7 +30,7 @@ var ErrNoVolume = errors.New("no checkpoint volume")
 //
 // It lasts as long as the process that began it, and survives the daemon: requests are said again to the next one. Sums are the
 // writer's claim, which nobody compares before somebody verifies the checkpoint.
-type Draft struct {
+type DraftClient struct {
 	ID   DraftID
 	Path string // of the checkpoint
 
@@ -58,7 +58,7 @@ func InVolume(ctx context.Context, path, name string) (bool, error) {
 // BeginDraft begins the checkpoint at path, part of parts, counted from 0. [ErrNoVolume]: that is in no checkpoint volume. EEXIST:
 // something has the name; EBUSY: a living process writes it; EACCES: the user may not make directories in the volume. client is
 // shown in the mount's status.
-func BeginDraft(ctx context.Context, path string, part, parts int, client string) (*Draft, error) {
+func BeginDraft(ctx context.Context, path string, part, parts int, client string) (*DraftClient, error) {
 	d, err := openDraft(ctx, path, client)
 	if err != nil {
 		return nil, err
@@ -76,7 +76,7 @@ func BeginDraft(ctx context.Context, path string, part, parts int, client string
 
 // AttachDraft opens the draft of the checkpoint at path that another process of this user has begun, to write files of it. ENOENT: none
 // has.
-func AttachDraft(ctx context.Context, path, client string) (*Draft, error) {
+func AttachDraft(ctx context.Context, path, client string) (*DraftClient, error) {
 	d, err := openDraft(ctx, path, client)
 	if err != nil {
 		return nil, err
@@ -97,7 +97,7 @@ func AttachDraft(ctx context.Context, path, client string) (*Draft, error) {
 }
 
 // openDraft connects to the daemon of the volume that a checkpoint is to be in.
-func openDraft(ctx context.Context, path, client string) (*Draft, error) {
+func openDraft(ctx context.Context, path, client string) (*DraftClient, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
 		return nil, err
@@ -114,15 +114,15 @@ func openDraft(ctx context.Context, path, client string) (*Draft, error) {
 		return nil, err
 	}
 	_ = unix.Close(dir) // it was only looked for
-	d := &Draft{Path: path, root: root, client: client}
-	for end := time.Now().Add(redialTime); ; { // a daemon may go as it is greeted
+	d := &DraftClient{Path: path, root: root, client: client}
+	for end := time.Now().Add(NextDaemonTime); ; { // a daemon may go as it is greeted
 		if d.conn, err = DialTrusted(ctx, root, client); err == nil {
 			break
 		}
 		if !errors.Is(err, ErrStale) && !hasClosed(err) || time.Now().After(end) {
 			return nil, err
 		}
-		if err := sleep(ctx, redialPause); err != nil {
+		if err := sleep(ctx, RedialPause); err != nil {
 			return nil, err
 		}
 	}
@@ -203,7 +203,7 @@ func umask() uint32 {
 
 // Add makes files of the draft, at most [MaxNewFiles]. pens are open for writing, allocated, and the caller's: the file first, and those
 // that follow it, in order. Each is to be cut to its size, synced and closed before it is sealed.
-func (d *Draft) Add(ctx context.Context, files ...NewFile) (first uint32, pens []*os.File, err error) {
+func (d *DraftClient) Add(ctx context.Context, files ...NewFile) (first uint32, pens []*os.File, err error) {
 	if len(files) > MaxNewFiles {
 		return 0, nil, fmt.Errorf("add files to checkpoint %s: %d are more than %d at a time: %w", d.Path, len(files), MaxNewFiles, syscall.EINVAL)
 	}
@@ -231,7 +231,7 @@ func (d *Draft) Add(ctx context.Context, files ...NewFile) (first uint32, pens [
 }
 
 // Seal says that a file is written, with the CRC-32C of each [SumChunk] bytes.
-func (d *Draft) Seal(ctx context.Context, file uint32, sums []uint32) error {
+func (d *DraftClient) Seal(ctx context.Context, file uint32, sums []uint32) error {
 	for first := 0; first == 0 || first < len(sums); first += MaxSums {
 		m := Seal{d.ID, file, uint64(first), sums[first:min(first+MaxSums, len(sums))]}
 		if _, err := d.ask(ctx, TypeSeal, TypeDone, m.AppendTo); err != nil {
@@ -243,7 +243,7 @@ func (d *Draft) Seal(ctx context.Context, file uint32, sums []uint32) error {
 
 // Publish makes the draft the checkpoint, if it has so many files, of so many bytes in all, and each is sealed. EBUSY: a file is still
 // open for writing, or mapped; the error names it.
-func (d *Draft) Publish(ctx context.Context, files int, size int64) error {
+func (d *DraftClient) Publish(ctx context.Context, files int, size int64) error {
 	m := PublishDraft{d.ID, uint32(files), size}
 	if _, err := d.ask(ctx, TypePublish, TypeDone, m.AppendTo); err != nil {
 		return fmt.Errorf("publish checkpoint %s: %w", d.Path, err)
@@ -252,7 +252,7 @@ func (d *Draft) Publish(ctx context.Context, files int, size int64) error {
 }
 
 // Drop removes the draft, and ends the connection. A published one stays.
-func (d *Draft) Drop(ctx context.Context) error {
+func (d *DraftClient) Drop(ctx context.Context) error {
 	d.mu.Lock()
 	over := d.closed
 	d.mu.Unlock()
@@ -268,7 +268,7 @@ func (d *Draft) Drop(ctx context.Context) error {
 }
 
 // Close ends the connection. The draft stays, for other processes, until the one that began it ends.
-func (d *Draft) Close() error {
+func (d *DraftClient) Close() error {
 	d.mu.Lock()
 	conn := d.conn
 	d.conn, d.closed = nil, true
@@ -279,15 +279,15 @@ func (d *Draft) Close() error {
 	return conn.Close()
 }
 
-// How long the next daemon is waited for: a holder gives up after 30 s.
+// Waiting for the next daemon of a mount.
 const (
-	redialTime  = 40 * time.Second
-	redialPause = 50 * time.Millisecond
+	NextDaemonTime = 40 * time.Second      // at most: a holder gives up after 30 s
+	RedialPause    = 50 * time.Millisecond // between two attempts to connect
 )
 
 // ask sends a request, again where its daemon has gone: each may come twice.
-func (d *Draft) ask(ctx context.Context, t, want FrameType, fill func([]byte) []byte) (response, error) {
-	end := time.Now().Add(redialTime)
+func (d *DraftClient) ask(ctx context.Context, t, want FrameType, fill func([]byte) []byte) (response, error) {
+	end := time.Now().Add(NextDaemonTime)
 	for {
 		c, err := d.connection(ctx)
 		var a response
@@ -297,7 +297,7 @@ func (d *Draft) ask(ctx context.Context, t, want FrameType, fill func([]byte) []
 		if err == nil || !d.lost(c, err) || time.Now().After(end) {
 			return a, err
 		}
-		if err := sleep(ctx, redialPause); err != nil {
+		if err := sleep(ctx, RedialPause); err != nil {
 			return response{}, err
 		}
 	}
@@ -315,7 +315,7 @@ func sleep(ctx context.Context, d time.Duration) error {
 var errOtherMount = errors.New("the volume was mounted again since, and the draft has ended with the mount before: begin it again")
 
 // connection gives the connection, or makes another to the daemon that goes on with the mount.
-func (d *Draft) connection(ctx context.Context) (*Client, error) {
+func (d *DraftClient) connection(ctx context.Context) (*Client, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.conn != nil {
@@ -337,7 +337,7 @@ func (d *Draft) connection(ctx context.Context) (*Client, error) {
 
 // lost forgets a connection whose daemon has gone, as far as an error says, and tells whether that is so. A mount that has ended has
 // another epoch, or no socket.
-func (d *Draft) lost(c *Client, err error) bool {
+func (d *DraftClient) lost(c *Client, err error) bool {
 	var refusal *Refusal
 	if errors.As(err, &refusal) || errors.Is(err, errOtherMount) {
 		return false

@@ -1,29 +1,29 @@
 package control
 
-// Path is a way for bytes of a backing file into memory.
-type Path uint32
+// PathNumber is a way for bytes of a backing file into memory.
+type PathNumber uint32
 
 // The paths, as docs/reference/control-protocol.md numbers them.
 const (
-	PathDirect Path = iota // storage to GPU by DMA
-	PathMapped             // page cache to GPU by DMA
-	PathStaged             // through a pinned buffer to the GPU
-	PathCompat             // libcufile's POSIX mode
-	PathHost               // into host memory
-	Paths                  // how many there are
+	PathDirect PathNumber = iota // storage to GPU by DMA
+	PathMapped                   // page cache to GPU by DMA
+	PathStaged                   // through a pinned buffer to the GPU
+	PathCompat                   // libcufile's POSIX mode
+	PathHost                     // into host memory
+	Paths                        // how many there are
 )
 
 // String returns the name of the path.
-func (p Path) String() string {
+func (p PathNumber) String() string {
 	if p < Paths {
 		return [...]string{"direct", "mapped", "staged", "compat", "host"}[p]
 	}
 	return "unknown"
 }
 
-// Moved is how much a client moved by one path, for one reason, since its last report.
-type Moved struct {
-	Path   Path
+// PathReport is how much a client moved by one path, for one reason, since its last report.
+type PathReport struct {
+	Path   PathNumber
 	Reason string // why this path was taken: printable ASCII, at most [ReasonSize] bytes; the same words each time
 	Bytes  int64
 	Reads  int64
@@ -39,7 +39,7 @@ const (
 )
 
 // AppendStats appends the payload of STATS.
-func AppendStats(b []byte, moved []Moved) []byte {
+func AppendStats(b []byte, moved []PathReport) []byte {
 	b = put32(b, uint32(len(moved)), 0)
 	for _, m := range moved {
 		b = put64(put32(b, uint32(m.Path), uint32(len(m.Reason))), uint64(m.Bytes), uint64(m.Reads))
@@ -51,15 +51,15 @@ func AppendStats(b []byte, moved []Moved) []byte {
 }
 
 // ParseStats reads the payload of STATS.
-func ParseStats(p []byte) ([]Moved, error) {
+func ParseStats(p []byte) ([]PathReport, error) {
 	r := reader{rest: p}
 	n := r.count(movedSize, MaxMoved)
 	r.zero(4)
 	table := reader{rest: r.bytes(n * movedSize)}
-	moved := make([]Moved, n)
+	moved := make([]PathReport, n)
 	for i := range moved {
 		m := &moved[i]
-		m.Path = Path(table.u32())
+		m.Path = PathNumber(table.u32())
 		length := table.u32()
 		m.Bytes, m.Reads = table.i64(), table.i64()
 		m.Reason = string(r.bytes(int(length)))

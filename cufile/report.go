@@ -76,7 +76,7 @@ func (f *File) account(m Moved, c Choice) {
 func (m Moved) tell(t *tally.Tally, c Choice) {
 	for _, p := range []struct {
 		path  Path
-		wire  control.Path
+		wire  control.PathNumber
 		bytes int64
 	}{
 		{Direct, control.PathDirect, m.Direct}, {Mapped, control.PathMapped, m.Mapped}, {Staged, control.PathStaged, m.Staged},

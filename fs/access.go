@@ -2,10 +2,7 @@ package fs
 
 import (
 	"iter"
-	"os"
 	"strings"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/layout"
@@ -71,20 +68,6 @@ func (a *access) listedByAll(dir string) bool {
 
 // toldOf reports whether the status, which everybody reads, may speak of an object.
 func (a *access) toldOf(object string) bool { return a.listedByAll(parent(object)) }
-
-// stillGrants checks that an open file still grants a user what the mount shows, and closes it otherwise. For the daemon's
-// own user the kernel has checked that at open.
-func stillGrants(uid uint32, o *layout.Object, fd int) (int, error) {
-	s := storageOf(o)
-	if s.local == nil || uid == uint32(os.Geteuid()) {
-		return fd, nil
-	}
-	if err := s.local.StillGrants(o, fd); err != nil {
-		_ = unix.Close(fd) // opened for reading: nothing is lost
-		return -1, err
-	}
-	return fd, nil
-}
 
 // parent returns the directory of a slash-separated path, "" for the root.
 func parent(path string) string { return path[:max(strings.LastIndexByte(path, '/'), 0)] }

@@ -5,8 +5,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/hanwen/go-fuse/v2/fuse"
-
 	"github.com/hbmfs/hbmfs/internal/mounts/mountpoint"
 )
 
@@ -39,7 +37,7 @@ func (m *Mount) opensItself(ctx context.Context) (bool, error) {
 		return false, nil
 	}
 	select {
-	case <-m.control.settled:
+	case <-m.control.Ready():
 		return m.unfrozen.Load() == nil, nil
 	case <-ctx.Done():
 		return false, context.Cause(ctx)
@@ -49,11 +47,10 @@ func (m *Mount) opensItself(ctx context.Context) (bool, error) {
 // firstSnapshot is the first number of texts in a frozen mount, far above those of the tree.
 const firstSnapshot = 1 << 62
 
-// snapshot makes a node that shows a text as it is now, until the kernel forgets it.
-func (m *Mount) snapshot(n *node, in *fuse.InHeader) (shown *node, i int, ok bool) {
+// show makes a node that shows a text as it is now, until the kernel forgets it. lives is how many daemons the mount has had.
+func (t *texts) show(n *node, uid uint32, lives int64) (shown *node, i int, ok bool) {
 	content := n.text()
-	t := &m.texts
-	if !t.bytes.Reserve(in.Uid, int64(len(content))) {
+	if !t.bytes.Reserve(uid, int64(len(content))) {
 		return nil, 0, false
 	}
 	copied := *n
@@ -61,9 +58,9 @@ func (m *Mount) snapshot(n *node, in *fuse.InHeader) (shown *node, i int, ok boo
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	// The daemons before have given out numbers, too.
-	i = firstSnapshot | int(uint32(m.handles.head.lives.Load()))&0x3fff_ffff<<32 | int(t.shown)
+	i = firstSnapshot | int(uint32(lives))&0x3fff_ffff<<32 | int(t.shown)
 	t.shown++
-	t.snapshots[i] = snapshot{&copied, in.Uid}
+	t.snapshots[i] = snapshot{&copied, uid}
 	return &copied, i, true
 }
 

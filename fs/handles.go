@@ -152,15 +152,17 @@ func (t *handles) recover(each func(h *handle)) {
 	}
 }
 
-// each goes through the open files.
-func (t *handles) each(do func(h *handle)) {
+// nodes are those of the open files.
+func (t *handles) nodes() map[int]bool {
+	open := map[int]bool{}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for i := range t.used {
 		if h := &t.slot[i]; h.state.Load() != handleFree {
-			do(h)
+			open[int(h.node)] = true
 		}
 	}
+	return open
 }
 
 func nodeNumber(id uint64) uint32 { return uint32(number(id)) }

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -19,8 +20,8 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
-	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/fs/storage"
 	"github.com/hbmfs/hbmfs/internal/mounts/handover"
 	"github.com/hbmfs/hbmfs/internal/observe/status"
 	"github.com/hbmfs/hbmfs/layout"
@@ -30,10 +31,7 @@ import (
 const (
 	keptHandles = "handles"
 	keptJournal = "journal"
-	keptControl = "control" // the listening socket
-	keptPlans   = "plans"   // what readers said that they will read
 	keptRequest = "requests"
-	keptChanges = "changes" // the counter of changes at the source
 )
 
 // Kinds of records in the journal.
@@ -45,15 +43,11 @@ const (
 	recordBranch                   // the nodes of a directory in the root that was published
 )
 
-// told is what was told of a view: its size, -1 where it is absent, and what its bytes are made of.
-type told struct {
-	size int64
-	sum  uint64
-}
-
 // makeBooks makes what the next daemon takes over while this one lives.
 func (m *Mount) makeBooks() (err error) {
-	m.openChanges(nil)
+	if err := m.control.Begin(); err != nil {
+		return err
+	}
 	if m.handles, err = newHandles(); err != nil || m.opt.Life == nil {
 		return err
 	}
@@ -61,60 +55,34 @@ func (m *Mount) makeBooks() (err error) {
 		return err
 	}
 	m.journal, err = handover.NewJournal()
+	m.told.journal = m.journal
 	m.keepBooks()
-	if err == nil && m.opt.Remote.Cache != nil {
-		m.plans, err = newPlansBook()
-	}
 	return err
 }
 
 // keepBooks has what this daemon gives out recorded.
 func (m *Mount) keepBooks() {
 	m.backing.booked = func(id int32) { m.handles.head.lastBacking.Store(int64(id)) }
-	m.control.objects.record = func(id uint64, o *layout.Object) {
+	m.control.RecordObjects(func(id uint64, o *layout.Object) {
 		m.handles.head.lastObject.Store(int64(id))
-		if storageOf(o).segment != nil { // another segment has another number
+		if storage.Of(o).Segment != nil { // another segment has another number
 			return
 		}
 		if err := m.journal.Append(recordObject, append(binary.LittleEndian.AppendUint64(nil, id), o.Name...)); err != nil {
 			m.log.Error("readers past FUSE will have to open their files again after this daemon", "error", err)
 		}
-	}
+	})
 }
 
-// recordGrown records numbers before the kernel hears of them.
-func (m *Mount) recordGrown(g grown) error {
-	if m.journal == nil {
+// appendGrown records numbers before the kernel hears of them.
+func appendGrown(journal *handover.Journal, g grown) error {
+	if journal == nil {
 		return nil
 	}
 	b := binary.LittleEndian.AppendUint64(nil, uint64(g.dir))
 	b = binary.LittleEndian.AppendUint64(b, uint64(g.first))
 	b = binary.LittleEndian.AppendUint64(b, uint64(g.count))
-	return m.journal.Append(recordGrown, binary.LittleEndian.AppendUint64(b, g.sum))
-}
-
-// recordTold records a view before the kernel hears of it. A view that is not what an earlier daemon told of it is [cache.ErrChanged].
-func (m *Mount) recordTold(n *node, f *layout.File) error {
-	if m.journal == nil {
-		return nil
-	}
-	ino := n.ino
-	now := told{size: -1}
-	if f != nil {
-		now = told{f.Size(), bodySum(&f.Body)}
-	}
-	switch before, ok := m.told[ino]; {
-	case ok && before != now:
-		return fmt.Errorf("the view is not what it was before the daemon was replaced: %w", cache.ErrChanged)
-	case ok:
-		return nil
-	}
-	b := binary.LittleEndian.AppendUint64(nil, ino)
-	b = binary.LittleEndian.AppendUint64(b, uint64(now.size))
-	if err := m.journal.Append(recordTold, binary.LittleEndian.AppendUint64(b, now.sum)); err != nil {
-		return err
-	}
-	return m.recordView(n, f)
+	return journal.Append(recordGrown, binary.LittleEndian.AppendUint64(b, g.sum))
 }
 
 // replay takes a record of the daemons before.
@@ -125,13 +93,15 @@ func (m *Mount) replay(kind uint32, record []byte) error {
 	case kind == recordGrown && n == 4:
 		m.tree.reserve(grown{int(at(0)), int(at(1)), int(at(2)), at(3)})
 	case kind == recordTold && n == 3:
-		m.told[at(0)] = told{int64(at(1)), at(2)}
+		m.told.told[at(0)] = told{int64(at(1)), at(2)}
 	case kind == recordView:
-		m.adoptView(record)
+		if n := m.told.decode(record); n != nil { // otherwise it is built again
+			m.tree.set(n.view.number, n)
+		}
 	case kind == recordBranch && n >= 2:
-		return m.branches.replay(m, record)
+		return m.branches.replay(record)
 	case kind == recordObject && n >= 1:
-		m.control.objects.adopt(at(0), m.listing.Find(string(record[8:])))
+		m.control.AdoptObject(at(0), m.listing.Find(string(record[8:])))
 	default:
 		return fmt.Errorf("%w: its journal has a record of an unknown kind", handover.ErrRefused)
 	}
@@ -167,9 +137,9 @@ func (s *mountState) Adopt(section []byte) error {
 		return err
 	}
 	m := s.mount
-	m.started, m.depth, m.control.epoch, m.opt.Notes, m.opt.Frozen = s.Started, s.Depth, s.Epoch, s.Notes, s.Frozen
+	m.started, m.depth, m.control.Epoch, m.opt.Notes, m.opt.Frozen = s.Started, s.Depth, s.Epoch, s.Notes, s.Frozen
 	m.prepare()
-	if reply, err := m.answerInit(s.Init); err != nil || !bytes.Equal(reply, s.Reply) {
+	if reply, err := answerInit(m.around, m.mountOptions(), s.Init); err != nil || !bytes.Equal(reply, s.Reply) {
 		return errors.Join(errors.New("this program would agree on something else with the kernel"), err)
 	}
 	if len(m.tree.nodes) != s.Nodes || sumOf(m.tree.nodes) != s.Sum {
@@ -179,9 +149,9 @@ func (s *mountState) Adopt(section []byte) error {
 }
 
 // answerInit returns what go-fuse answers an INIT request of the kernel.
-func (m *Mount) answerInit(init []byte) ([]byte, error) {
+func answerInit(fs fuse.RawFileSystem, opt *fuse.MountOptions, init []byte) ([]byte, error) {
 	out := make([]byte, unsafe.Sizeof(fuse.OutHeader{})+unsafe.Sizeof(fuse.InitOut{}))
-	n, status := fuse.NewProtocolServer(m.around, m.mountOptions()).HandleRequest([][]byte{init}, [][]byte{out})
+	n, status := fuse.NewProtocolServer(fs, opt).HandleRequest([][]byte{init}, [][]byte{out})
 	if !status.Ok() {
 		return nil, fmt.Errorf("answer INIT: %v", status)
 	}
@@ -189,10 +159,9 @@ func (m *Mount) answerInit(init []byte) ([]byte, error) {
 }
 
 // agreed returns the kernel's INIT request without the flags that were not agreed on, so that a newer program cannot take one for agreed.
-func (m *Mount) agreed() (init, reply []byte, err error) {
-	in := *m.server.KernelSettings()
+func agreed(fs fuse.RawFileSystem, opt *fuse.MountOptions, in fuse.InitIn) (init, reply []byte, err error) {
 	raw := func() []byte { return bytes.Clone(unsafe.Slice((*byte)(unsafe.Pointer(&in)), unsafe.Sizeof(in))) }
-	if reply, err = m.answerInit(raw()); err != nil {
+	if reply, err = answerInit(fs, opt, raw()); err != nil {
 		return nil, nil, err
 	}
 	const inReply = unsafe.Sizeof(fuse.OutHeader{})
@@ -200,7 +169,7 @@ func (m *Mount) agreed() (init, reply []byte, err error) {
 	copy(unsafe.Slice((*byte)(unsafe.Pointer(&out)), unsafe.Sizeof(out)), reply[inReply:])
 	in.Flags, in.Flags2 = out.Flags|in.Flags&fuse.CAP_INIT_EXT, out.Flags2
 	init = raw()
-	reply, err = m.answerInit(init)
+	reply, err = answerInit(fs, opt, init)
 	return init, reply, err
 }
 
@@ -235,7 +204,7 @@ func (m *Mount) leave() (handover.State, error) {
 	if m.server.KernelSettings().Flags64()&fuse.CAP_HAS_RESEND == 0 {
 		return nil, ErrNoResend
 	}
-	init, reply, err := m.agreed()
+	init, reply, err := agreed(m.around, m.mountOptions(), *m.server.KernelSettings())
 	if err != nil {
 		return nil, err
 	}
@@ -243,7 +212,7 @@ func (m *Mount) leave() (handover.State, error) {
 	base := m.tree.nodes[:m.tree.base]
 	m.tree.mu.RUnlock()
 	s := &mountState{
-		mount: m, Init: init, Reply: reply, Depth: m.depth, Started: m.started, Epoch: m.control.epoch, Nodes: len(base), Sum: sumOf(base), Notes: m.opt.Notes,
+		mount: m, Init: init, Reply: reply, Depth: m.depth, Started: m.started, Epoch: m.control.Epoch, Nodes: len(base), Sum: sumOf(base), Notes: m.opt.Notes,
 		Frozen: m.opt.Frozen,
 	}
 	device, err := connectionFile()
@@ -251,14 +220,8 @@ func (m *Mount) leave() (handover.State, error) {
 		return nil, err
 	}
 	err = errors.Join(m.opt.Life.Keep(handover.Device, device), m.opt.Life.Keep(keptHandles, m.handles.file), m.opt.Life.Keep(keptJournal, m.journal.File()), device.Close())
-	if m.plans != nil && err == nil {
-		err = m.opt.Life.Keep(keptPlans, m.plans.file)
-	}
-	if f := m.control.changes.file; f != nil && err == nil {
-		err = m.opt.Life.Keep(keptChanges, f)
-	}
-	if l := m.control.listener; l != nil && err == nil {
-		err = m.opt.Life.Keep(keptControl, l)
+	if err == nil {
+		err = m.control.Keep()
 	}
 	if err == nil {
 		err = errors.Join(m.opt.Life.Keep(keptRequest, m.suspects.File()), m.suspects.Listen())
@@ -301,7 +264,8 @@ func (m *Mount) takeOver(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = device.Close() }() // go-fuse has its own
-	m.told, m.journal = map[uint64]told{}, handover.ReadJournal(journal)
+	m.journal = handover.ReadJournal(journal)
+	m.told.told, m.told.journal = map[uint64]told{}, m.journal
 	replay := func() error { return m.journal.Replay(m.replay) }
 	if err := replay(); err != nil {
 		return err
@@ -320,7 +284,7 @@ func (m *Mount) takeOver(ctx context.Context) error {
 	if err := errors.Join(replay(), m.journal.Cut()); err != nil {
 		return err
 	}
-	if err := m.adoptSuspects(); err != nil {
+	if m.suspects, err = adoptSuspects(life, m.log); err != nil {
 		return err
 	}
 	if death.How == "upgrade" {
@@ -331,15 +295,14 @@ func (m *Mount) takeOver(ctx context.Context) error {
 	}
 	m.backing.server = m.server
 	touchBuffers(m.server)
-	m.judgePassthrough()
+	m.backing.judge(m.server.KernelSettings(), m.log)
 	m.adoptHandles()
-	m.openChanges(life.Took(keptChanges))
-	m.control.bound.Store(life.Has(keptControl))
+	m.control.TakeOver()
 	if err := resend(device); err != nil && !errors.Is(err, unix.ENODEV) { // ENODEV: it was unmounted, as Serve will see
 		return fmt.Errorf("ask the kernel for what was not answered: %w", err)
 	}
 	life.Goes()
-	m.goOnWithPlans(life.Took(keptPlans))
+	m.control.GoOnWithPlans(m.handles.nodes)
 	head := m.handles.head
 	head.lives.Add(1)
 	if death.How == "crash" {
@@ -353,20 +316,20 @@ func (m *Mount) takeOver(ctx context.Context) error {
 }
 
 // adoptSuspects takes over what requests are known to end daemons. An older program has left nothing of that.
-func (m *Mount) adoptSuspects() (err error) {
-	f, said := m.opt.Life.Took(keptRequest), ""
+func adoptSuspects(life *handover.Life, log *slog.Logger) (s *handover.Suspects, err error) {
+	f, said := life.Took(keptRequest), ""
 	if f != nil {
-		m.suspects, said, err = handover.AdoptSuspects(f)
-	} else if m.suspects, err = handover.NewSuspects(); err == nil {
-		err = m.opt.Life.Keep(keptRequest, m.suspects.File())
+		s, said, err = handover.AdoptSuspects(f)
+	} else if s, err = handover.NewSuspects(); err == nil {
+		err = life.Keep(keptRequest, s.File())
 	}
 	if said != "" {
-		m.log.Error("the daemon before has crashed: its log has more", "said", said)
+		log.Error("the daemon before has crashed: its log has more", "said", said)
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return m.suspects.Listen()
+	return s, s.Listen()
 }
 
 // indexAhead recognizes the dataset while another daemon serves, so that views that nobody has looked at need not wait for that. It
@@ -375,7 +338,7 @@ func (m *Mount) indexAhead(ctx context.Context) {
 	if m.opt.Remote.Origin != nil || m.opt.Remote.Cache != nil {
 		return
 	}
-	_, _ = m.index(ctx) // is tried again when it is asked for
+	_, _ = m.found.index(ctx) // is tried again when it is asked for
 	if m.opt.Life.Waits() {
 		debug.FreeOSMemory() // of what that took
 	}
@@ -424,7 +387,7 @@ func touchBuffers(server *fuse.Server) (found bool) {
 
 // adoptHandles takes over what is open.
 func (m *Mount) adoptHandles() {
-	m.control.objects.adopt(uint64(m.handles.head.lastObject.Load()), nil)
+	m.control.AdoptObject(uint64(m.handles.head.lastObject.Load()), nil)
 	m.keepBooks()
 	booked := map[int32]bool{}
 	m.handles.recover(func(h *handle) {
@@ -442,30 +405,7 @@ func (m *Mount) adoptHandles() {
 			m.counters.cachedOpens.Add(1)
 		}
 	})
-	m.closeLost(booked)
-}
-
-// closeLost gives back the backing id that the daemon before got and did not book. The kernel counts them, and one is got at a time. So
-// what lies between the last that was booked and the next is lost, unless an open file has it: that is booked a moment earlier.
-func (m *Mount) closeLost(booked map[int32]bool) {
-	f, err := handover.NewMemory("probe")
-	if err != nil || m.backing.why() != "" {
-		return
-	}
-	defer func() { _ = f.Close() }() // it is empty
-	next, errno := m.server.RegisterBackingFd(&fuse.BackingMap{Fd: int32(f.Fd())})
-	if errno != 0 {
-		return
-	}
-	const most = 1 << 10 // more are no gap: the kernel has begun again
-	last := int32(m.handles.head.lastBacking.Load())
-	for id := last + 1; id < next && next-last < most; id++ {
-		if !booked[id] {
-			_ = m.server.UnregisterBackingFd(id) // most were never given
-		}
-	}
-	_ = m.server.UnregisterBackingFd(next) // it was only asked for
-	m.handles.head.lastBacking.Store(int64(next))
+	m.backing.closeLost(m.handles.head, booked)
 }
 
 // resend asks the kernel for the requests that were read and not answered (FUSE_NOTIFY_RESEND).
@@ -476,11 +416,10 @@ func resend(device *os.File) error {
 }
 
 // handoverStatus says who holds the mount.
-func (m *Mount) handoverStatus() status.Handover {
-	kind, pid, why := m.opt.Life.Holder()
-	h := m.handles.head
+func handoverStatus(life *handover.Life, h *handlesHead) status.Handover {
+	kind, pid, why := life.Holder()
 	return status.Handover{
-		Holder: kind, PID: pid, Next: m.opt.Life.Next(), Why: why, Count: h.lives.Load(), Crashes: h.crashes.Load(), Uncopied: m.opt.Life.Missed(),
+		Holder: kind, PID: pid, Next: life.Next(), Why: why, Count: h.lives.Load(), Crashes: h.crashes.Load(), Uncopied: life.Missed(),
 		LastStandstill: time.Duration(h.standstill.Load()).Seconds(), WorstStandstill: time.Duration(h.worst.Load()).Seconds(),
 	}
 }

@@ -2,7 +2,12 @@ package fs
 
 import (
 	"context"
+	"encoding/binary"
+	"fmt"
+	"sync/atomic"
 
+	"github.com/hbmfs/hbmfs/cache"
+	"github.com/hbmfs/hbmfs/internal/mounts/handover"
 	"github.com/hbmfs/hbmfs/internal/text/varint"
 	"github.com/hbmfs/hbmfs/layout"
 )
@@ -17,20 +22,58 @@ const (
 	inlineMax = 64 << 10 // of bytes that exist in this process alone
 )
 
-// recordView saves a view that is built.
-func (m *Mount) recordView(n *node, f *layout.File) error {
+// told is what was told of a view: its size, -1 where it is absent, and what its bytes are made of.
+type told struct {
+	size int64
+	sum  uint64
+}
+
+// toldViews are the views that the kernel was told of.
+type toldViews struct {
+	listing *cache.Listing
+	journal *handover.Journal // nil where nobody holds the mount
+	told    map[uint64]told   // by earlier daemons, by inode number
+	saved   atomic.Int64      // bytes
+}
+
+// record records a view before the kernel hears of it. A view that is not what an earlier daemon told of it is [cache.ErrChanged].
+func (v *toldViews) record(n *node, f *layout.File) error {
+	if v.journal == nil {
+		return nil
+	}
+	ino := n.ino
+	now := told{size: -1}
+	if f != nil {
+		now = told{f.Size(), bodySum(&f.Body)}
+	}
+	switch before, ok := v.told[ino]; {
+	case ok && before != now:
+		return fmt.Errorf("the view is not what it was before the daemon was replaced: %w", cache.ErrChanged)
+	case ok:
+		return nil
+	}
+	b := binary.LittleEndian.AppendUint64(nil, ino)
+	b = binary.LittleEndian.AppendUint64(b, uint64(now.size))
+	if err := v.journal.Append(recordTold, binary.LittleEndian.AppendUint64(b, now.sum)); err != nil {
+		return err
+	}
+	return v.save(n, f)
+}
+
+// save saves a view that is built.
+func (v *toldViews) save(n *node, f *layout.File) error {
 	if f == nil {
 		return nil
 	}
-	b, ok := m.viewRecord(n, f)
-	if !ok || m.savedViews.Add(int64(len(b))) > viewsMax {
+	b, ok := v.encode(n, f)
+	if !ok || v.saved.Add(int64(len(b))) > viewsMax {
 		return nil
 	}
-	return m.journal.Append(recordView, b)
+	return v.journal.Append(recordView, b)
 }
 
-// viewRecord has a view: its node, the objects of its runs, the runs. ok is false where it cannot be saved.
-func (m *Mount) viewRecord(n *node, f *layout.File) (record []byte, ok bool) {
+// encode writes a view: its node, the objects of its runs, the runs. ok is false where it cannot be saved.
+func (v *toldViews) encode(n *node, f *layout.File) (record []byte, ok bool) {
 	var w varint.Writer
 	w.Text(n.name)
 	w.Uint(uint64(n.view.number), n.ino, uint64(n.perm), uint64(n.uid), uint64(n.gid), uint64(f.DType), uint64(f.Tokens))
@@ -38,7 +81,7 @@ func (m *Mount) viewRecord(n *node, f *layout.File) (record []byte, ok bool) {
 	w.Time(f.ModTime)
 	w.Uint(uint64(f.Body.Runs()))
 	for r := range f.Body.RunsWithin(0, f.Size()) {
-		if !m.recordObject(&w, r.Object) || len(w.B) > viewMax {
+		if !v.writeObject(&w, r.Object) || len(w.B) > viewMax {
 			return nil, false
 		}
 		w.Uint(uint64(r.Offset), uint64(r.Length), uint64(r.Stride), uint64(r.Count))
@@ -46,9 +89,9 @@ func (m *Mount) viewRecord(n *node, f *layout.File) (record []byte, ok bool) {
 	return w.B, true
 }
 
-// recordObject writes an object: its place in the listing and one, or nothing and its bytes.
-func (m *Mount) recordObject(w *varint.Writer, o *layout.Object) (ok bool) {
-	if i, ok := m.listing.Index(o.Name); ok && m.listing.Objects[i] == o {
+// writeObject writes an object: its place in the listing and one, or nothing and its bytes.
+func (v *toldViews) writeObject(w *varint.Writer, o *layout.Object) (ok bool) {
+	if i, ok := v.listing.Index(o.Name); ok && v.listing.Objects[i] == o {
 		w.Uint(uint64(i) + 1)
 		return true
 	}
@@ -64,15 +107,8 @@ func (m *Mount) recordObject(w *varint.Writer, o *layout.Object) (ok bool) {
 	return true
 }
 
-// adoptView takes a view that an earlier daemon has saved. One that does not come out as it was told is built again.
-func (m *Mount) adoptView(record []byte) {
-	if n := m.savedView(record); n != nil {
-		m.tree.set(n.view.number, n)
-	}
-}
-
-// savedView reads a view, nil where it is not what was told of it.
-func (m *Mount) savedView(record []byte) *node {
+// decode reads a view that an earlier daemon has saved, nil where it is not what was told of it.
+func (v *toldViews) decode(record []byte) *node {
 	r := varint.Reader{B: record}
 	n := &node{kind: kindView, name: r.Text()}
 	number, f := int(r.Uint()), &layout.File{}
@@ -81,14 +117,14 @@ func (m *Mount) savedView(record []byte) *node {
 	n.modTime, f.ModTime = r.Time(), r.Time()
 	inline := map[string]*layout.Object{}
 	for range r.Uint() {
-		o := m.savedObject(&r, inline)
+		o := v.readObject(&r, inline)
 		offset, length, stride, count := int64(r.Uint()), int64(r.Uint()), int64(r.Uint()), int64(r.Uint())
 		if r.Short || o == nil || length <= 0 || count <= 0 || stride < length || offset < 0 || offset > o.Size-length || count-1 > (o.Size-length-offset)/stride {
 			return nil
 		}
 		f.Body.AddStrided(o, offset, length, stride, count)
 	}
-	if was, ok := m.told[n.ino]; r.Short || !ok || was.size != f.Size() || was.sum != bodySum(&f.Body) {
+	if was, ok := v.told[n.ino]; r.Short || !ok || was.size != f.Size() || was.sum != bodySum(&f.Body) {
 		return nil
 	}
 	n.view = builtView(f)
@@ -96,13 +132,13 @@ func (m *Mount) savedView(record []byte) *node {
 	return n
 }
 
-// savedObject reads an object. The same bytes are the same object.
-func (m *Mount) savedObject(r *varint.Reader, inline map[string]*layout.Object) *layout.Object {
+// readObject reads an object. The same bytes are the same object.
+func (v *toldViews) readObject(r *varint.Reader, inline map[string]*layout.Object) *layout.Object {
 	if i := r.Uint(); i > 0 {
-		if i > uint64(len(m.listing.Objects)) {
+		if i > uint64(len(v.listing.Objects)) {
 			return nil
 		}
-		return m.listing.Objects[i-1]
+		return v.listing.Objects[i-1]
 	}
 	p := r.Bytes()
 	if inline[string(p)] == nil {

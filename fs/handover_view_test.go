@@ -9,25 +9,25 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// savingMount is a mount of two files, and a view of their bytes behind a header, as an earlier daemon has told of it.
-func savingMount() (*Mount, *node, *layout.File) {
-	m := &Mount{listing: &cache.Listing{Objects: []*layout.Object{layout.Bytes("a", make([]byte, 100)), layout.Bytes("b", make([]byte, 1000))}}, told: map[uint64]told{}}
+// savingViews are those of two files, and a view of their bytes behind a header, as an earlier daemon has told of it.
+func savingViews() (*toldViews, *node, *layout.File) {
+	v := &toldViews{listing: &cache.Listing{Objects: []*layout.Object{layout.Bytes("a", make([]byte, 100)), layout.Bytes("b", make([]byte, 1000))}}, told: map[uint64]told{}}
 	f := &layout.File{ModTime: time.Unix(7, 8), DType: 3, Tokens: -1}
 	f.Body.Add(layout.Inline([]byte("header")), 0, 6)
-	f.Body.Add(m.listing.Objects[0], 10, 90)
-	f.Body.AddStrided(m.listing.Objects[1], 4, 8, 16, 50)
+	f.Body.Add(v.listing.Objects[0], 10, 90)
+	f.Body.AddStrided(v.listing.Objects[1], 4, 8, 16, 50)
 	n := &node{name: "tokens.npy", kind: kindView, perm: 0o440, uid: 5, gid: 6, ino: 1 << 60, modTime: time.Unix(9, 10), view: &lazyView{number: 12}}
-	m.told[n.ino] = told{f.Size(), bodySum(&f.Body)}
-	return m, n, f
+	v.told[n.ino] = told{f.Size(), bodySum(&f.Body)}
+	return v, n, f
 }
 
 func TestSavedViewComesBack(t *testing.T) {
-	m, n, f := savingMount()
-	b, ok := m.viewRecord(n, f)
+	v, n, f := savingViews()
+	b, ok := v.encode(n, f)
 	if !ok {
 		t.Fatal("it cannot be saved")
 	}
-	got := m.savedView(b)
+	got := v.decode(b)
 	if got == nil {
 		t.Fatal("it does not come back")
 	}
@@ -41,26 +41,26 @@ func TestSavedViewComesBack(t *testing.T) {
 		t.Errorf("its header is %q, %v", head, err)
 	}
 	for i := range b {
-		if m.savedView(b[:i]) != nil {
+		if v.decode(b[:i]) != nil {
 			t.Errorf("%d of %d bytes are taken for a view", i, len(b))
 		}
 	}
-	m.told[n.ino] = told{f.Size(), 1}
-	if m.savedView(b) != nil {
+	v.told[n.ino] = told{f.Size(), 1}
+	if v.decode(b) != nil {
 		t.Error("a view that is not what was told is taken")
 	}
 	f.Body.Add(layout.Bytes("elsewhere", make([]byte, 10)), 0, 10)
-	if _, ok := m.viewRecord(n, f); ok {
+	if _, ok := v.encode(n, f); ok {
 		t.Error("a view of a file that is not listed is saved")
 	}
 }
 
 func FuzzSavedView(f *testing.F) {
-	m, n, file := savingMount()
-	b, _ := m.viewRecord(n, file)
+	v, n, file := savingViews()
+	b, _ := v.encode(n, file)
 	f.Add(b)
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if got := m.savedView(b); got != nil && (got.view.file.Size() != file.Size() || got.ino != n.ino) {
+		if got := v.decode(b); got != nil && (got.view.file.Size() != file.Size() || got.ino != n.ino) {
 			t.Errorf("%+v is taken for what was told", got)
 		}
 	})

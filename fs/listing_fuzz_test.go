@@ -10,6 +10,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 
 	"github.com/hbmfs/hbmfs/cache"
+	"github.com/hbmfs/hbmfs/fs/control"
 	"github.com/hbmfs/hbmfs/internal/mounts/mountpoint"
 	"github.com/hbmfs/hbmfs/layout"
 )
@@ -55,8 +56,8 @@ func FuzzListing(f *testing.F) {
 		if leftOut := len(l.Problems); len(l.Objects)+leftOut < given {
 			t.Errorf("of %d objects %d are shown and %d are problems", given, len(l.Objects), leftOut)
 		}
-		m := &Mount{listing: l, control: newChannel()}
-		m.tree = newTree(m.root, sourceEntries(l, mountpoint.ControlName, m.adopt))
+		m := &Mount{listing: l, control: control.New(control.Options{})}
+		m.tree = newTree(m.root, sourceEntries(l, mountpoint.ControlName, m.opt.adopt))
 		sum := int64(0)
 		for _, o := range l.Objects {
 			if sum += o.Size; o.Size < 0 || sum < 0 {
@@ -86,7 +87,7 @@ func checkNode(t *testing.T, m *Mount, o *layout.Object) {
 		t.Fatalf("%q is not to be found in the tree", o.Name)
 	}
 	var a fuse.Attr
-	if present, err := m.attr(t.Context(), n, &a); !present || err != nil {
+	if present, err := n.attr(t.Context(), &a); !present || err != nil {
 		t.Fatal(present, err)
 	}
 	if size := uint64(o.Size); a.Size != size || a.Blocks < size/512 || a.Blocks > size/512+1 || int64(a.Mtime) != o.ModTime.Unix() {

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/cache"
+	"github.com/hbmfs/hbmfs/fs/control"
 	"github.com/hbmfs/hbmfs/internal/mounts/handover"
 	"github.com/hbmfs/hbmfs/internal/mounts/mountpoint"
 	"github.com/hbmfs/hbmfs/internal/observe/status"
@@ -43,6 +44,7 @@ type Options struct {
 	Version    string         // of the program, for status
 	Notes      []string       // findings of the program, one line each, for status
 	Log        *slog.Logger
+	LogFile    string         // where Log goes, for status; "" in the foreground
 	Trace      *trace.Tracer  // has spans of recognition and of readers' requests; nil for none
 	Life       *handover.Life // of the daemon, which may go on with a mount; nil where nobody holds the mount
 	Top        Top            // of a mount whose root changes; nil for a dataset
@@ -58,24 +60,19 @@ type Options struct {
 
 // Remote is the origin and the cache of a source that does not lie in local files. Either may be nil.
 type Remote struct {
-	Origin func() status.Origin
+	Origin func() status.OriginTotals
 	Cache  Cache
 }
 
 // Cache keeps the segments of one origin or of several, such as the source and its decoder.
 type Cache interface {
+	control.Cache
 	Stats() status.Cache
-	// Plan adds runs to the plan of a reader, any comparable value. It reports whether there was room.
-	Plan(reader any, runs []layout.Run) bool
-	// EndPlan forgets a reader's plan.
-	EndPlan(reader any)
-	// Planned gives each reader's plan: the runs that are still to be read. It may be called while others plan, and each calls nothing.
-	Planned(each func(reader any, runs []layout.Run))
 }
 
 // Mount is a mounted dataset.
 type Mount struct {
-	fuse.RawFileSystem // answers ENOSYS to requests that a read-only filesystem lacks
+	readOnly // answers the requests that Mount has no method for
 
 	opt     Options
 	point   string
@@ -88,40 +85,38 @@ type Mount struct {
 	tree    *tree
 	server  *fuse.Server
 
-	indexed   once
-	volume    atomic.Pointer[layout.Volume]
-	viewsMade atomic.Bool // or it failed
+	found    recognition
+	unfrozen atomic.Pointer[string] // why not, where Options.Frozen asks for it; valid once Ready is closed
 
-	looked       chan struct{}          // closed when look is over
-	unrecognized atomic.Pointer[string] // why
-	unfrozen     atomic.Pointer[string] // why not, where Options.Frozen asks for it; valid once Ready is closed
-
-	backing    backings
-	handles    *handles
-	journal    *handover.Journal  // nil where nobody holds the mount
-	suspects   *handover.Suspects // nil where nobody holds the mount
-	plans      *plansBook         // nil where nobody holds the mount, or nothing is planned
-	told       map[uint64]told    // views that earlier daemons have told of, by inode number
-	savedViews atomic.Int64       // bytes
-	depth      int                // see stackDepth
-	texts      texts
-	pipes      pipes
-	failed     failures
-	branches   branches
-	counters   counters
-	yields     yields
-	control    *channel
+	backing  backings
+	handles  *handles
+	journal  *handover.Journal  // nil where nobody holds the mount
+	suspects *handover.Suspects // nil where nobody holds the mount
+	told     toldViews
+	depth    int // see stackDepth
+	texts    texts
+	pipes    pipes
+	failed   failures
+	branches branches
+	counters counters
+	yields   yields
+	control  *control.Server
 }
 
 // New mounts listing at point. The kernel waits with the first requests until Serve runs. New recognizes a format that
 // Options force, or select documents of, before it mounts. Otherwise Serve recognizes formats while the mount is in use.
 func New(ctx context.Context, point string, listing *cache.Listing, opt Options) (*Mount, error) {
 	m := &Mount{
-		RawFileSystem: fuse.NewDefaultRawFileSystem(),
-		opt:           opt, point: point, log: opt.Log, started: time.Now(), listing: listing, access: newAccess(listing), control: newChannel(),
-		looked: make(chan struct{}),
+		readOnly: readOnly{fuse.NewDefaultRawFileSystem()},
+		opt:      opt, point: point, log: opt.Log, started: time.Now(), listing: listing, access: newAccess(listing),
 	}
-	m.control.prefetch.cache = opt.Remote.Cache
+	m.found = recognition{opt: &m.opt, listing: listing, looked: make(chan struct{})}
+	m.branches = branches{mount: m, byName: map[string]*branch{}}
+	m.told = toldViews{listing: listing}
+	m.control = control.New(control.Options{
+		Mount: served{m}, Point: point, Listing: listing, Cache: opt.Remote.Cache, Drafts: opt.Drafts, KV: opt.KV, MayWrite: opt.MayWrite,
+		Helper: opt.Helper, Life: opt.Life, Log: opt.Log, Trace: opt.Trace,
+	})
 	m.around = m
 	if opt.Top != nil {
 		m.around = opt.Top.Around(m)
@@ -130,13 +125,13 @@ func New(ctx context.Context, point string, listing *cache.Listing, opt Options)
 	}
 	top := listing.Dirs[0]
 	m.root = node{perm: top.Perm, uid: top.UID, gid: top.GID, modTime: top.ModTime}
-	m.adopt(&m.root)
+	m.opt.adopt(&m.root)
 	if opt.Life.Adopts() {
 		return m, m.takeOver(ctx)
 	}
-	m.depth = m.stackDepth()
+	m.depth = stackDepth(opt.Source)
 	if opt.Layout.Format != "" || len(opt.Layout.Select) > 0 {
-		if _, err := m.index(ctx); err != nil {
+		if _, err := m.found.index(ctx); err != nil {
 			return nil, err
 		}
 	}
@@ -157,7 +152,7 @@ func New(ctx context.Context, point string, listing *cache.Listing, opt Options)
 
 // prepare makes all that answers need and that no kernel has a part in.
 func (m *Mount) prepare() {
-	m.tree = newTree(m.root, append(m.controlEntries(), sourceEntries(m.listing, mountpoint.ControlName, m.adopt)...))
+	m.tree = newTree(m.root, append(m.controlEntries(), sourceEntries(m.listing, mountpoint.ControlName, m.opt.adopt)...))
 	m.backing.init()
 	m.texts.init()
 }
@@ -171,7 +166,7 @@ func (m *Mount) mountOptions() *fuse.MountOptions {
 		FsName:                   cmp.Or(m.opt.Name, m.opt.Source),
 		AllowOther:               m.opt.AllowOther,
 		Options:                  append([]string{"default_permissions"}, m.opt.Extra...),
-		MaxBackground:            m.maxBackground(),
+		MaxBackground:            maxBackground(m.opt.Remote.Origin != nil),
 		MaxWrite:                 maxRead,
 		ExplicitDataCacheControl: true,
 		EnableSymlinkCaching:     true,
@@ -186,8 +181,8 @@ func (m *Mount) mountOptions() *fuse.MountOptions {
 // maxBackground is how many reads the kernel asks for at once without a reader that waits for just these. For local files that is a queue
 // for every CPU of a large machine; the kernel's default is 12. Reads of a remote source may wait for minutes where an object stalls, and
 // those of others come after them.
-func (m *Mount) maxBackground() int {
-	if m.opt.Remote.Origin != nil {
+func maxBackground(remote bool) int {
+	if remote {
 		return 1024
 	}
 	return 64
@@ -195,9 +190,9 @@ func (m *Mount) maxBackground() int {
 
 // stackDepth returns how deep the backing filesystems of passthrough files may be stacked. 1 allows a plain
 // filesystem, and something stacked upon this mount; 2 is needed where the source lies on overlayfs.
-func (m *Mount) stackDepth() int {
+func stackDepth(source string) int {
 	var st unix.Statfs_t
-	if err := unix.Statfs(m.opt.Source, &st); err == nil && st.Type == unix.OVERLAYFS_SUPER_MAGIC {
+	if err := unix.Statfs(source, &st); err == nil && st.Type == unix.OVERLAYFS_SUPER_MAGIC {
 		return 2
 	}
 	return 1
@@ -233,7 +228,7 @@ func (m *Mount) afterMount() {
 			m.opt.Notes = append(m.opt.Notes, "--read-ahead has no effect: only root can set it")
 		}
 	}
-	m.judgePassthrough()
+	m.backing.judge(m.server.KernelSettings(), m.log)
 	for _, note := range m.opt.Notes {
 		m.log.Warn("the mount is not as it might be meant", "note", note)
 	}
@@ -242,18 +237,6 @@ func (m *Mount) afterMount() {
 	}
 	for _, p := range m.listing.Problems {
 		m.log.Warn("problem in the source", "object", p.Object, "problem", p.Detail)
-	}
-}
-
-// judgePassthrough says why there is no passthrough, where that is known.
-func (m *Mount) judgePassthrough() {
-	if m.server.KernelSettings().Flags64()&fuse.CAP_PASSTHROUGH == 0 {
-		m.backing.disable("the kernel has no FUSE passthrough: it came with Linux 6.9")
-	} else if os.Geteuid() != 0 {
-		m.backing.disable("passthrough needs CAP_SYS_ADMIN: mount as root to let the kernel read the source itself")
-	}
-	if why := m.backing.why(); why != "" {
-		m.log.Info("files are read without passthrough", "reason", why)
 	}
 }
 
@@ -281,23 +264,18 @@ func (m *Mount) Serve(ctx context.Context) {
 	indexed := make(chan struct{})
 	go func() { // ended by cancel, awaited below
 		defer close(indexed)
-		defer close(m.looked)
+		defer close(m.found.looked)
 		if err := m.makeViews(ctx); err != nil && ctx.Err() == nil {
 			why := err.Error()
-			m.unrecognized.Store(&why)
+			m.found.failed.Store(&why)
 			m.log.Error("the dataset could not be recognized, so it has no views", "error", err)
 		}
-		m.look(ctx)
+		m.found.look(ctx)
 	}()
 	channel := make(chan struct{})
 	go func() { // ended by cancel, awaited below
 		defer close(channel)
-		m.serveControl(ctx)
-	}()
-	planned := make(chan struct{})
-	go func() { // ended by cancel, awaited below
-		defer close(planned)
-		m.savePlans(ctx)
+		m.control.Serve(ctx, m.judgeFrozen)
 	}()
 	m.server.Serve()
 	<-roomy
@@ -305,7 +283,6 @@ func (m *Mount) Serve(ctx context.Context) {
 	cancel()
 	<-indexed
 	<-channel
-	<-planned
 }
 
 // makeViews recognizes the dataset and makes the directories of its views, so that the first look into them does not wait
@@ -313,40 +290,11 @@ func (m *Mount) Serve(ctx context.Context) {
 func (m *Mount) makeViews(ctx context.Context) error {
 	top, _ := m.tree.find(m.tree.get(rootNumber).dir, mountpoint.ControlName)
 	views, _ := m.tree.find(top.dir, "views")
-	defer m.viewsMade.Store(true)
+	defer m.found.made.Store(true)
 	if m.opt.Top != nil { // each branch has its own
 		return nil
 	}
 	return m.expand(ctx, views)
-}
-
-// index recognizes the dataset, once.
-func (m *Mount) index(ctx context.Context) (*layout.Volume, error) {
-	err := m.indexed.do(ctx, func(ctx context.Context) error {
-		began := time.Now()
-		ctx, span := m.opt.Trace.Start(ctx, "index")
-		v, err := layout.Index(ctx, m.listing.Objects, m.opt.Layout)
-		span.Int("objects", int64(len(m.listing.Objects)))
-		if err != nil {
-			span.End("failed")
-			return err
-		}
-		m.logProblems(v.Problems())
-		m.log.Info("dataset recognized", "objects", len(v.Objects), "sets", len(v.Sets), "views", len(v.Views), "seconds", time.Since(began).Seconds())
-		m.volume.Store(v)
-		span.Int("sets", int64(len(v.Sets))).Int("views", int64(len(v.Views))).End("")
-		return nil
-	})
-	return m.volume.Load(), err
-}
-
-// allViews are the views of the whole dataset.
-func (m *Mount) allViews(ctx context.Context) ([]entry, error) {
-	v, err := m.index(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return m.viewEntries(v, m.listing, m.access), nil
 }
 
 // controlEntries are the nodes of .hbmfs.
@@ -360,7 +308,13 @@ func (m *Mount) controlEntries() []entry {
 	dir.hidden = !m.opt.ShowViews
 	views.dir = &directory{}
 	if m.opt.Top == nil {
-		views.dir.expand = m.allViews
+		views.dir.expand = func(ctx context.Context) ([]entry, error) {
+			v, err := m.found.index(ctx)
+			if err != nil {
+				return nil, err
+			}
+			return m.views(m.listing, m.access).entries(v), nil
+		}
 	}
 	top := make1(mountpoint.ControlName, dir)
 	if me := os.Geteuid(); me != 0 { // the kernel lets only root make a socket where the permissions do not

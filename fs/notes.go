@@ -1,11 +1,8 @@
 package fs
 
 import (
-	"context"
 	"fmt"
-	"slices"
 	"strings"
-	"time"
 
 	"github.com/hbmfs/hbmfs/layout"
 )
@@ -62,6 +59,10 @@ func (m *Mount) Notes() []string {
 // notesFor leaves out notes on objects that told refuses.
 func (m *Mount) notesFor(told func(object string) bool) []string {
 	n := notes{lines: []string{}}
+	inspected := m.opt.Source // the path for hbmfs inspect, which sees a remote source only through the mount
+	if m.opt.Remote.Origin != nil {
+		inspected = m.point
+	}
 	for _, note := range m.opt.Notes {
 		n.add(note)
 	}
@@ -75,58 +76,20 @@ func (m *Mount) notesFor(told func(object string) bool) []string {
 		n.add(fmt.Sprintf("%d files cannot be opened (EACCES), the first is %s", len(denied), denied[0].Why))
 	}
 	n.addProblems(m.listing.Problems, told)
-	if v := m.volume.Load(); v != nil {
+	if v := m.found.volume.Load(); v != nil {
 		n.addProblems(v.Problems(), told)
 	}
-	if why := m.unrecognized.Load(); why != nil {
+	if why := m.found.failed.Load(); why != nil {
 		n.add("the dataset could not be recognized, so it has no views: " + *why)
 	}
 	if n.untold > 0 {
-		n.add(fmt.Sprintf("%d files in directories that not everybody may list have problems: hbmfs inspect %s", n.untold, m.inspected()))
+		n.add(fmt.Sprintf("%d files in directories that not everybody may list have problems: hbmfs inspect %s", n.untold, inspected))
 	}
 	if n.more > 0 {
-		return append(n.lines, fmt.Sprintf("and %d more: hbmfs inspect %s", n.more, m.inspected()))
+		return append(n.lines, fmt.Sprintf("and %d more: hbmfs inspect %s", n.more, inspected))
 	}
 	return n.lines
 }
 
-// inspected is the path for hbmfs inspect, which sees a remote source only through the mount.
-func (m *Mount) inspected() string {
-	if m.opt.Remote.Origin != nil {
-		return m.point
-	}
-	return m.opt.Source
-}
-
-// lookTime bounds how long a mount reads indexes of shards that nobody has asked for, to find bad ones. Views read the
-// others.
-const lookTime = 400 * time.Millisecond
-
-// look reads the indexes of local shards for lookTime. The views use them later.
-func (m *Mount) look(ctx context.Context) {
-	v := m.volume.Load()
-	if v == nil || m.opt.Remote.Origin != nil { // there each costs a request
-		return
-	}
-	ctx, cancel := context.WithTimeout(ctx, lookTime)
-	defer cancel()
-	known := map[layout.Problem]bool{}
-	for _, p := range v.Problems() {
-		known[p] = true
-	}
-	for _, s := range v.Sets {
-		if s.Resolve(ctx) != nil { // bad shards are problems: the error is the time's
-			break
-		}
-	}
-	m.logProblems(slices.DeleteFunc(v.Problems(), func(p layout.Problem) bool { return known[p] }))
-}
-
-func (m *Mount) logProblems(problems []layout.Problem) {
-	for _, p := range problems {
-		m.log.Warn("problem in the dataset", "object", p.Object, "offset", p.Offset, "problem", p.Detail)
-	}
-}
-
 // Looked is closed once recognition and look are over: then Notes has all findings of a mount.
-func (m *Mount) Looked() <-chan struct{} { return m.looked }
+func (m *Mount) Looked() <-chan struct{} { return m.found.looked }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 
+	"github.com/hbmfs/hbmfs/fs/control"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -68,7 +69,7 @@ func TestOpensOfAnInodeAreOfOneKind(t *testing.T) {
 	}
 	k, kernel := &segmentedFile{path: path}, &takes{}
 	o := &layout.Object{Name: "o", Size: 5, Origin: k}
-	m := &Mount{log: slog.New(slog.DiscardHandler), control: newChannel()}
+	m := &Mount{log: slog.New(slog.DiscardHandler), control: control.New(control.Options{})}
 	m.tree = newTree(node{perm: 0o755}, []entry{{"o", &node{kind: kindObject, object: o, perm: 0o444}}})
 	m.backing.init()
 	m.backing.server = kernel

@@ -40,27 +40,27 @@ func (m *Mount) Lookup(cancel <-chan struct{}, header *fuse.InHeader, name strin
 	}
 	if child.kind == kindText && m.opt.Frozen {
 		var ok bool
-		if child, i, ok = m.snapshot(child, header); !ok { // nobody needs so many at a time
+		if child, i, ok = m.texts.show(child, header.Uid, m.handles.head.lives.Load()); !ok { // nobody needs so many at a time
 			return fuse.Status(syscall.EMFILE)
 		}
 		kept = 0
 	}
-	if child.kind == kindSocket && !m.control.bound.Load() {
+	if child.kind == kindSocket && !m.control.Bound() {
 		return fuse.ENOENT // and not a miss to keep: it will be there
 	}
-	present, err := m.attr(ctx, child, &out.Attr)
+	present, err := child.attr(ctx, &out.Attr)
 	if err != nil {
 		return m.fail(child, "look up", err)
 	}
 	if present {
-		m.entry(child, i, out)
+		child.entry(i, out)
 		out.SetEntryTimeout(kept)
 	}
 	return fuse.OK
 }
 
 // entry fills in the rest of a lookup's answer once the attributes are there.
-func (m *Mount) entry(n *node, i int, out *fuse.EntryOut) {
+func (n *node) entry(i int, out *fuse.EntryOut) {
 	out.NodeId = nodeID(i)
 	out.Generation = 1
 	out.SetEntryTimeout(timeout)
@@ -90,7 +90,7 @@ func (m *Mount) expand(ctx context.Context, n *node) error {
 		if err != nil || known {
 			return err
 		}
-		return m.recordGrown(g)
+		return appendGrown(m.journal, g)
 	})
 }
 
@@ -119,7 +119,7 @@ func (m *Mount) nodeNumber(ctx context.Context, i int) (*node, error) {
 }
 
 // attr fills in a node's attributes. It reports false for a view that cannot be exact and therefore is not there.
-func (m *Mount) attr(ctx context.Context, n *node, out *fuse.Attr) (present bool, err error) {
+func (n *node) attr(ctx context.Context, out *fuse.Attr) (present bool, err error) {
 	mode, size, modTime := uint32(syscall.S_IFREG), int64(0), n.modTime
 	switch n.kind {
 	case kindDir:
@@ -155,7 +155,7 @@ func (m *Mount) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.At
 	if n == nil {
 		return status
 	}
-	present, err := m.attr(ctx, n, &out.Attr)
+	present, err := n.attr(ctx, &out.Attr)
 	if err != nil {
 		return m.fail(n, "stat", err)
 	}
@@ -175,9 +175,6 @@ func (m *Mount) Readlink(_ <-chan struct{}, header *fuse.InHeader) ([]byte, fuse
 	return []byte(n.target), fuse.OK
 }
 
-// OpenDir is not needed: after one ENOSYS the kernel opens directories itself and keeps their listings.
-func (m *Mount) OpenDir(<-chan struct{}, *fuse.OpenIn, *fuse.OpenOut) fuse.Status { return fuse.ENOSYS }
-
 // ReadDir lists names only. The kernel asks for it where it does not want attributes.
 func (m *Mount) ReadDir(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
 	ctx := newRequest(cancel, &in.InHeader)
@@ -192,14 +189,14 @@ func (m *Mount) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.D
 	return m.list(ctx, in, func(n *node, i int, e fuse.DirEntry) (bool, error) {
 		var attr fuse.Attr
 		if n != nil {
-			if present, err := m.attr(ctx, n, &attr); err != nil || !present {
+			if present, err := n.attr(ctx, &attr); err != nil || !present {
 				return true, err
 			}
 		}
 		slot := out.AddDirLookupEntry(e)
 		if slot != nil && n != nil && (n.kind != kindText || !m.opt.Frozen) {
 			slot.Attr = attr
-			m.entry(n, i, slot)
+			n.entry(i, slot)
 		}
 		return slot != nil, nil
 	})
@@ -227,7 +224,7 @@ func (m *Mount) list(ctx context.Context, in *fuse.ReadIn, add func(n *node, i i
 	nodes, first := m.tree.children(dir.dir)
 	for i := int(max(in.Offset, 2)) - 2; i >= 0 && i < len(nodes); i++ {
 		n := nodes[i]
-		if n.hidden || (n.kind == kindSocket && !m.control.bound.Load()) {
+		if n.hidden || (n.kind == kindSocket && !m.control.Bound()) {
 			continue
 		}
 		e := fuse.DirEntry{Name: n.name, Mode: n.fileType(), Ino: n.ino, Off: uint64(i) + 3}
@@ -273,25 +270,3 @@ func (m *Mount) StatFs(_ <-chan struct{}, _ *fuse.InHeader, out *fuse.StatfsOut)
 	*out = fuse.StatfsOut{Blocks: total, Bfree: total, Bavail: total, Bsize: block, Frsize: block, Files: files, Ffree: files, NameLen: math.MaxUint8}
 	return fuse.OK
 }
-
-// Requests that would change the dataset get EROFS. The superblock cannot be mounted read-only, since the daemon makes its
-// control socket in it (see Mknod); sealReadOnly makes it so afterwards, where it may.
-
-const erofs = fuse.Status(syscall.EROFS)
-
-func (m *Mount) SetAttr(<-chan struct{}, *fuse.SetAttrIn, *fuse.AttrOut) fuse.Status { return erofs }
-func (m *Mount) Mkdir(<-chan struct{}, *fuse.MkdirIn, string, *fuse.EntryOut) fuse.Status {
-	return erofs
-}
-func (m *Mount) Unlink(<-chan struct{}, *fuse.InHeader, string) fuse.Status             { return erofs }
-func (m *Mount) Rmdir(<-chan struct{}, *fuse.InHeader, string) fuse.Status              { return erofs }
-func (m *Mount) Rename(<-chan struct{}, *fuse.RenameIn, string, string) fuse.Status     { return erofs }
-func (m *Mount) Link(<-chan struct{}, *fuse.LinkIn, string, *fuse.EntryOut) fuse.Status { return erofs }
-func (m *Mount) Symlink(<-chan struct{}, *fuse.InHeader, string, string, *fuse.EntryOut) fuse.Status {
-	return erofs
-}
-func (m *Mount) Create(<-chan struct{}, *fuse.CreateIn, string, *fuse.CreateOut) fuse.Status {
-	return erofs
-}
-func (m *Mount) Tmpfile(<-chan struct{}, *fuse.CreateIn, *fuse.CreateOut) fuse.Status { return erofs }
-func (m *Mount) Fallocate(<-chan struct{}, *fuse.FallocateIn) fuse.Status             { return erofs }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 
+	"github.com/hbmfs/hbmfs/fs/storage"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -21,27 +22,29 @@ func (m *Mount) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse.
 	case n == nil:
 		return nil, status
 	case n.kind == kindText:
-		return m.readText(n, in)
+		return m.texts.readFor(m.handles, n, in)
 	case n.kind == kindDenied: // a frozen mount hears of it here
 		return nil, m.fail(n, "read", syscall.EACCES)
 	case n.kind != kindObject && n.kind != kindView:
 		return nil, fuse.EBADF
 	}
-	body, err := n.body(ctx)
+	body, err := n.Body(ctx)
 	if err != nil {
 		return nil, m.fail(n, "read", err)
 	}
 	off := int64(in.Offset)
 	size := max(0, min(int64(len(buf)), int64(in.Size), body.Size()-off))
 	m.counters.reads.Add(1)
-	if res, err := m.spliced(ctx, body, off, size); res != nil || err != nil {
+	if res, err := m.pipes.load(ctx, body, off, size); res != nil || err != nil {
 		if err != nil {
 			return nil, m.fail(n, "read", err)
 		}
 		m.counters.splicedBytes.Add(size)
 		return res, fuse.OK
 	}
-	m.touched(body, off, size)
+	if m.opt.Remote.Cache != nil {
+		storage.Touched(body, off, size)
+	}
 	if _, err := readBody(ctx, body, buf[:size], off); err != nil {
 		return nil, m.fail(n, "read", err)
 	}
@@ -59,61 +62,4 @@ func readBody(ctx context.Context, body *layout.Body, p []byte, off int64) (int,
 		err = nil
 	}
 	return n, err
-}
-
-// spliceMin is the smallest read for which two more system calls cost less than a copy.
-const spliceMin = 32 << 10
-
-// spliced loads bytes that lie in one local file into a pipe, from which go-fuse moves them to the kernel without a
-// copy through this process. It returns nothing for reads that this does not fit. go-fuse could splice from the file
-// itself, but would answer a file that lost bytes meanwhile with a short reply, which the kernel takes for its end.
-func (m *Mount) spliced(ctx context.Context, body *layout.Body, off, size int64) (fuse.ReadResult, error) {
-	if size < spliceMin {
-		return nil, nil
-	}
-	var lies layout.Extent
-	for e := range body.Extents(off, size) {
-		lies = e
-		break
-	}
-	if lies.Length != size {
-		return nil, nil
-	}
-	from := lies
-	k := storageOf(lies.Object).segmented
-	if k != nil {
-		file, at, n := k.Lies(lies.Object, lies.Offset)
-		if file == nil || n < size {
-			return nil, nil
-		}
-		from.Object, from.Offset = file, at
-	}
-	origin := storageOf(from.Object).local
-	if origin == nil {
-		return nil, nil
-	}
-	fd, done, err := origin.Borrow(ctx, from.Object)
-	if err != nil {
-		if k != nil { // evicted just now
-			return nil, nil
-		}
-		return nil, err
-	}
-	defer done()
-	pipe := m.pipes.get(size)
-	if pipe == nil {
-		return nil, nil
-	}
-	for n := int64(0); n < size; {
-		k, err := pipe.LoadFromAt(uintptr(fd), int(size-n), from.Offset+n)
-		if err != nil || k <= 0 { // the copy will find out why
-			m.pipes.put(pipe)
-			return nil, nil
-		}
-		n += int64(k)
-	}
-	if k != nil {
-		k.WasRead(lies.Object, lies.Offset, size)
-	}
-	return &piped{&m.pipes, pipe, int(size)}, nil
 }

@@ -5,6 +5,8 @@ import (
 
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/fs/storage"
 )
 
 // Lseek finds data and holes of a file that is one whole local file, so that copies of a sparse file stay sparse. Other files have no holes, which
@@ -17,7 +19,7 @@ func (m *Mount) Lseek(cancel <-chan struct{}, in *fuse.LseekIn, out *fuse.LseekO
 		return status
 	}
 	if n.kind == kindObject {
-		if origin := storageOf(n.object).local; origin != nil {
+		if origin := storage.Of(n.object).Local; origin != nil {
 			fd, err := origin.OpenObject(ctx, n.object)
 			if err != nil {
 				return m.fail(n, "seek in", err)

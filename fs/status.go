@@ -22,15 +22,15 @@ func (c *counters) openFiles() status.OpenFiles {
 
 func (m *Mount) status() status.Status {
 	s := status.Status{
-		Version: m.opt.Version, PID: os.Getpid(), Source: m.opt.Source, MountPoint: m.point, Started: m.started,
-		Objects: len(m.listing.Objects), Bytes: m.listing.Bytes(), Problems: len(m.listing.Problems), Indexing: !m.viewsMade.Load(),
-		Notes: m.notesFor(m.access.toldOf), Sets: []status.Set{}, Control: m.controlStatus(),
+		Version: m.opt.Version, PID: os.Getpid(), Source: m.opt.Source, MountPoint: m.point, Started: m.started, Log: m.opt.LogFile,
+		Objects: len(m.listing.Objects), Bytes: m.listing.Bytes(), Problems: len(m.listing.Problems), Indexing: !m.found.made.Load(),
+		Notes: m.notesFor(m.access.toldOf), Sets: []status.Set{}, Control: m.control.Status(),
 		Counters: status.Counters{
 			Lookups: m.counters.lookups.Load(), PassthroughOpens: m.counters.passthroughOpens.Load(),
 			CachedOpens: m.counters.cachedOpens.Load(), Reads: m.counters.reads.Load(),
 			SplicedBytes: m.counters.splicedBytes.Load(), CopiedBytes: m.counters.copiedBytes.Load(),
 		},
-		OpenFiles: m.counters.openFiles(), Handover: m.handoverStatus(),
+		OpenFiles: m.counters.openFiles(), Handover: handoverStatus(m.opt.Life, m.handles.head),
 	}
 	if origin := m.opt.Remote.Origin; origin != nil {
 		stats := origin()
@@ -50,7 +50,7 @@ func (m *Mount) status() status.Status {
 	m.backing.mu.Lock()
 	s.Passthrough = status.Passthrough{On: m.backing.off == "", Why: m.backing.off, Failures: m.backing.failures, LastErr: m.backing.lastErr}
 	m.backing.mu.Unlock()
-	if v := m.volume.Load(); v != nil {
+	if v := m.found.volume.Load(); v != nil {
 		s.Views = len(v.Views)
 		s.Problems += len(v.Problems())
 		for _, set := range v.Sets {

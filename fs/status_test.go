@@ -17,7 +17,7 @@ func TestMetricsOfPassthroughAndErrors(t *testing.T) {
 	failed.count(fuse.EIO)
 	s := status.Status{Passthrough: status.Passthrough{Why: `the "kernel" is old`}}
 	s.Counters.ErrorsByErrno, s.Counters.Errors = failed.counted()
-	s.Control.Clients = []status.Client{{Name: "train", Choices: []status.Choice{{Path: "staged", Reason: "no GDS", Bytes: 7}}}}
+	s.Control.Clients = []status.Client{{Name: "train", Choices: []status.PathUse{{Path: "staged", Reason: "no GDS", Bytes: 7}}}}
 	page := s.Metrics()
 	for _, line := range []string{
 		"hbmfs_passthrough 0",

@@ -59,12 +59,12 @@ func (t *texts) read(handle uint64, off int64, n int) (res fuse.ReadResult, ok b
 	return copied(content[:min(n, len(content))]), ok
 }
 
-// openText opens a text for a request.
-func (m *Mount) openText(n *node, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+// openFor opens a text for a request.
+func (t *texts) openFor(table *handles, n *node, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 	content := n.text()
-	fh, ok := m.handles.open(&in.InHeader, handleText, 0, len(content))
-	if ok && !m.texts.open(fh, in.Uid, content) {
-		m.handles.close(fh)
+	fh, ok := table.open(&in.InHeader, handleText, 0, len(content))
+	if ok && !t.open(fh, in.Uid, content) {
+		table.close(fh)
 		ok = false
 	}
 	if !ok { // nobody needs so many at a time
@@ -74,28 +74,28 @@ func (m *Mount) openText(n *node, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Statu
 	return fuse.OK
 }
 
-// readText reads an open text. One that the daemon before had opened is made anew for a reader that begins; a reader that has read it to
+// readFor reads an open text. One that the daemon before had opened is made anew for a reader that begins; a reader that has read it to
 // its end finds the end, and one in the middle is told that the rest is gone.
-func (m *Mount) readText(n *node, in *fuse.ReadIn) (fuse.ReadResult, fuse.Status) {
+func (t *texts) readFor(table *handles, n *node, in *fuse.ReadIn) (fuse.ReadResult, fuse.Status) {
 	if number(in.NodeId) >= firstSnapshot {
 		content := n.text()
 		content = content[min(in.Offset, uint64(len(content))):]
 		return copied(content[:min(int(in.Size), len(content))]), fuse.OK
 	}
-	res, ok := m.texts.read(in.Fh, int64(in.Offset), int(in.Size))
+	res, ok := t.read(in.Fh, int64(in.Offset), int(in.Size))
 	if ok {
 		return res, fuse.OK
 	}
-	switch h := m.handles.get(in.Fh); {
+	switch h := table.get(in.Fh); {
 	case h == nil:
 		return nil, fuse.EBADF
 	case in.Offset == 0:
 		content := n.text()
 		h.size = uint32(len(content))
-		if !m.texts.open(in.Fh, in.Uid, content) {
+		if !t.open(in.Fh, in.Uid, content) {
 			return nil, fuse.Status(syscall.EMFILE)
 		}
-		res, _ = m.texts.read(in.Fh, 0, int(in.Size))
+		res, _ = t.read(in.Fh, 0, int(in.Size))
 		return res, fuse.OK
 	case in.Offset >= uint64(h.size):
 		return copied(nil), fuse.OK

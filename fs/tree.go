@@ -186,6 +186,22 @@ func (t *tree) set(number int, n *node) {
 	}
 }
 
+// clear takes nodes away, and all below them.
+func (t *tree) clear(g grown) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for more := []grown{g}; len(more) > 0; {
+		g, more = more[0], more[1:]
+		for i := g.first; i < g.first+g.count && i < len(t.nodes); i++ {
+			n := t.nodes[i]
+			if n != nil && n.dir != nil && n.dir.expanded.done.Load() {
+				more = append(more, n.dir.grown)
+			}
+			t.nodes[i] = nil
+		}
+	}
+}
+
 // sumOf tells nodes apart by their names, kinds and inode numbers, and views that are built by their bodies.
 func sumOf(nodes []*node) uint64 {
 	var sum summer

@@ -225,27 +225,3 @@ func TestAccessIsWhatAllObjectsGrant(t *testing.T) {
 		}
 	}
 }
-
-func TestTextsShowWhatTheyWereWhenOpened(t *testing.T) {
-	var x texts
-	x.init()
-	const h = 7
-	if !x.open(h, modest, []byte("0123456789")) {
-		t.Fatal("there is no room")
-	}
-	for _, c := range []struct {
-		off  int64
-		n    int
-		want string
-	}{{0, 4, "0123"}, {8, 10, "89"}, {10, 1, ""}, {99, 1, ""}} {
-		res, ok := x.read(h, c.off, c.n)
-		got, status := res.Bytes(nil)
-		if !ok || string(got) != c.want || !status.Ok() {
-			t.Errorf("read(%d, %d) = %q, %v", c.off, c.n, got, status)
-		}
-	}
-	x.close(h)
-	if _, ok := x.read(h, 0, 10); ok || len(x.byOpen) != 0 {
-		t.Error("a closed text is still held")
-	}
-}

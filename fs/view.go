@@ -41,53 +41,66 @@ func (v *lazyView) get(ctx context.Context) (*layout.File, error) {
 	return v.file, nil
 }
 
-// viewEntries makes the nodes of .hbmfs/views. A view is for users who may read all objects behind it.
-func (m *Mount) viewEntries(v *layout.Volume, of *cache.Listing, rights *access) []entry {
+// viewMaker makes the nodes of the views of a listing. A view is for users who may read all objects behind it.
+type viewMaker struct {
+	opt     *Options
+	told    *toldViews
+	started time.Time
+	of      *cache.Listing
+	rights  *access
+}
+
+func (m *Mount) views(of *cache.Listing, rights *access) *viewMaker {
+	return &viewMaker{&m.opt, &m.told, m.started, of, rights}
+}
+
+// entries makes the nodes of .hbmfs/views.
+func (k *viewMaker) entries(v *layout.Volume) []entry {
 	var entries []entry
 	var set *layout.Set // of the view before
 	var shared node     // the attributes that the views of one set share
 	for i := range v.Views {
 		view := &v.Views[i]
 		if view.Set != set {
-			set, shared = view.Set, node{modTime: m.started}
-			shared.perm, shared.uid, shared.gid = rights.of(objectsOfSet(set))
+			set, shared = view.Set, node{modTime: k.started}
+			shared.perm, shared.uid, shared.gid = k.rights.of(objectsOfSet(set))
 		}
 		n := shared
 		n.ino = inoOf(".hbmfs/views/"+view.Path, "view")
 		if view.Entries != nil {
 			n.kind, n.perm = kindDir, n.perm|n.perm>>2 // readers of a directory may enter it
-			n.dir = &directory{expand: m.memberEntries(view, rights)}
+			n.dir = &directory{expand: k.members(view)}
 		} else {
 			n.kind, n.view = kindView, &lazyView{build: view.File}
-			n.view.tell = func(f *layout.File) error { return m.recordTold(&n, f) }
+			n.view.tell = func(f *layout.File) error { return k.told.record(&n, f) }
 		}
-		m.adopt(&n)
+		k.opt.adopt(&n)
 		entries = append(entries, entry{view.Path, &n})
 	}
-	return append(entries, m.viewDirs(v, of)...)
+	return append(entries, k.dirs(v)...)
 }
 
-// viewDirs makes the directories of the source that hold views, with the source's permissions: a user who may not list one
+// dirs makes the directories of the source that hold views, with the source's permissions: a user who may not list one
 // there learns no names here.
-func (m *Mount) viewDirs(v *layout.Volume, of *cache.Listing) (entries []entry) {
+func (k *viewMaker) dirs(v *layout.Volume) (entries []entry) {
 	with := map[string]bool{"": true}
 	for _, s := range v.Sets {
 		for dir := s.Dir; !with[dir]; dir = parent(dir) {
 			with[dir] = true
 		}
 	}
-	for _, d := range of.Dirs[1:] {
+	for _, d := range k.of.Dirs[1:] {
 		if with[d.Name] {
-			n := node{kind: kindDir, ino: inoOf(d.Name, "dir"), modTime: m.started, perm: d.Perm, uid: d.UID, gid: d.GID}
-			m.adopt(&n)
+			n := node{kind: kindDir, ino: inoOf(d.Name, "dir"), modTime: k.started, perm: d.Perm, uid: d.UID, gid: d.GID}
+			k.opt.adopt(&n)
 			entries = append(entries, entry{d.Name, &n})
 		}
 	}
 	return entries
 }
 
-// memberEntries makes the nodes of a view that is a directory: members of an archive, tensors of a checkpoint.
-func (m *Mount) memberEntries(view *layout.View, rights *access) func(context.Context) ([]entry, error) {
+// members makes the nodes of a view that is a directory: members of an archive, tensors of a checkpoint.
+func (k *viewMaker) members(view *layout.View) func(context.Context) ([]entry, error) {
 	return func(ctx context.Context) ([]entry, error) {
 		files, err := view.Entries(ctx)
 		var absent *layout.AbsentError
@@ -100,8 +113,8 @@ func (m *Mount) memberEntries(view *layout.View, rights *access) func(context.Co
 		entries := make([]entry, 0, len(files))
 		for _, f := range files {
 			n := node{kind: kindView, view: builtView(f), modTime: f.ModTime, ino: inoOf(".hbmfs/views/"+view.Path+"/"+f.Name, "view")}
-			n.perm, n.uid, n.gid = rights.of(objectsOfFile(f))
-			m.adopt(&n)
+			n.perm, n.uid, n.gid = k.rights.of(objectsOfFile(f))
+			k.opt.adopt(&n)
 			entries = append(entries, entry{f.Name, &n})
 		}
 		return entries, nil
@@ -137,15 +150,15 @@ func objectsOfFile(f *layout.File) iter.Seq[*layout.Object] {
 }
 
 // adopt applies the options that override owners and permissions.
-func (m *Mount) adopt(n *node) {
-	if m.opt.UID != nil {
-		n.uid = *m.opt.UID
+func (o *Options) adopt(n *node) {
+	if o.UID != nil {
+		n.uid = *o.UID
 	}
-	if m.opt.GID != nil {
-		n.gid = *m.opt.GID
+	if o.GID != nil {
+		n.gid = *o.GID
 	}
 	if n.kind != kindLink {
-		n.perm &^= 0o222 | m.opt.Umask
+		n.perm &^= 0o222 | o.Umask
 	}
 	if n.modTime.IsZero() {
 		n.modTime = time.Unix(0, 0)

@@ -149,7 +149,7 @@ func seekable(t testing.TB, p []byte, frame int) []byte {
 
 // wrapped is a listing with what it decodes to, read through a store or without.
 type wrapped struct {
-	*Origin
+	*Decoded
 	objects map[string]*layout.Object
 	listing *cache.Listing
 	stats   func() status.Cache
@@ -184,7 +184,7 @@ func (w *wrapped) keep(t testing.TB, dir string, segment int64) {
 			t.Error(err)
 		}
 	})
-	s.Add("test://", w.Origin, &cache.Listing{Objects: w.Objects()})
+	s.Add("test://", w.Decoded, &cache.Listing{Objects: w.Objects()})
 	w.stats = s.Stats
 }
 

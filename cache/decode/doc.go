@@ -5,7 +5,7 @@
 //	kept.Add(source, x, &cache.Listing{Objects: x.Objects()})  // and what they decode to is kept
 //
 // That is MosaicML Streaming: shards that an index.json names under zip_data, in zstd, gz, bz2 and snappy. Brotli is not
-// decoded: no Go decoder of it is both kept well and fast. [Origin.AddFiles] adds zstd files that no index names, where
+// decoded: no Go decoder of it is both kept well and fast. [Decoded.AddFiles] adds zstd files that no index names, where
 // their size can be learned without reading too much.
 //
 // An index is replaced as a whole or not at all. Where one of its shards cannot be decoded, all of them stay as they are
@@ -17,6 +17,6 @@
 // each of the compressed and the decoded bytes. Only files of AddFiles that have a seek table are decoded frame by frame,
 // where they are read. Each frame is checked before any of it is given out.
 //
-// Pitfall: [Origin.ReadAt] decodes a whole object for any byte of it, and holds only the last one. It is for when the
+// Pitfall: [Decoded.ReadAt] decodes a whole object for any byte of it, and holds only the last one. It is for when the
 // cache's disk fails.
 package decode

@@ -31,7 +31,7 @@ type known struct {
 
 // learn finds out what a file decodes to. It reads the beginning and the end. Where they do not tell, it reads up to scan
 // bytes, and decodes them if it must. The error is of reading.
-func (x *Origin) learn(ctx context.Context, o *layout.Object, scan int64) (known, error) {
+func (x *Decoded) learn(ctx context.Context, o *layout.Object, scan int64) (known, error) {
 	if strings.HasSuffix(o.Name, gzipName) {
 		return known{why: "gzip does not say how long its content is: compress it with zstd"}, nil
 	}
@@ -97,7 +97,7 @@ func bySeekTable(ctx context.Context, w *walk) (known, error) {
 }
 
 // count decodes a file, to nowhere, to learn how many bytes it decodes to. The error is unfit, or of reading.
-func (x *Origin) count(ctx context.Context, o *layout.Object, scan int64) (int64, error) {
+func (x *Decoded) count(ctx context.Context, o *layout.Object, scan int64) (int64, error) {
 	const advice = "compress it as a file that zstd is given by its name, which says so, or give it a seek table"
 	if o.Size > scan {
 		return 0, unfit(fmt.Sprintf("it does not say how long its content is (pzstd does not write it, nor zstd in a pipe), and it has more than the %s that are decoded to find out: mount with a larger --decode-scan, or %s", mebibytes(scan), advice))
@@ -133,7 +133,7 @@ func (x *Origin) count(ctx context.Context, o *layout.Object, scan int64) (int64
 
 // explain finds out why a file whose size was guessed does not decode to that, remembers its true size, and says so. It
 // gives err back where the guess was right.
-func (x *Origin) explain(ctx context.Context, from *stored, shown int64, err error) error {
+func (x *Decoded) explain(ctx context.Context, from *stored, shown int64, err error) error {
 	w := newWalk(from.zip)
 	w.goOn(math.MaxInt64)
 	walked := w.run(ctx)
@@ -156,7 +156,7 @@ func (x *Origin) explain(ctx context.Context, from *stored, shown int64, err err
 }
 
 // mistaken says of a file that it is shown with another size than it is known to decode to by now.
-func (x *Origin) mistaken(from *stored, shown int64) error {
+func (x *Decoded) mistaken(from *stored, shown int64) error {
 	size, ok := x.sizes.get(from.zip)
 	if !ok || size == shown {
 		return nil

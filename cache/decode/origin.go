@@ -21,8 +21,8 @@ const (
 	maxLast  = 256 << 20 // bytes of the object that ReadAt has in memory
 )
 
-// Origin is where decoded objects come from. It is safe for concurrent use.
-type Origin struct {
+// Decoded is where decoded objects come from. It is safe for concurrent use.
+type Decoded struct {
 	objects []*layout.Object
 	of      map[*layout.Object]stored
 	named   map[*layout.Object]bool       // by an index, and shown as they are stored
@@ -52,8 +52,8 @@ type lastObject struct {
 	data   []byte
 }
 
-func newOrigin() *Origin {
-	return &Origin{
+func newOrigin() *Decoded {
+	return &Decoded{
 		of:      map[*layout.Object]stored{},
 		named:   map[*layout.Object]bool{},
 		decoder: sync.OnceValues(func() (*zstd.Decoder, error) { return frameDecoder(decoders) }),
@@ -64,12 +64,12 @@ func newOrigin() *Origin {
 }
 
 // Objects returns the objects that only x gives, in the order of the listing: decoded ones, and indexes.
-func (x *Origin) Objects() []*layout.Object { return x.objects }
+func (x *Decoded) Objects() []*layout.Object { return x.objects }
 
 // Fetch hands [off, off+n) of o to sink, in order and each byte once. A decoded object is decoded from its start to its
 // end, whichever bytes are asked for. The bytes count once Fetch has returned without an error. An object with frames has
 // only the touched ones decoded.
-func (x *Origin) Fetch(ctx context.Context, o *layout.Object, off, n int64, sink func(p []byte) error) error {
+func (x *Decoded) Fetch(ctx context.Context, o *layout.Object, off, n int64, sink func(p []byte) error) error {
 	from, ok := x.of[o]
 	if !ok || off < 0 || n < 0 || off > o.Size-n {
 		return fmt.Errorf("fetch %q: bytes %d to %d are not to be had here", o.Name, off, off+n)
@@ -93,7 +93,7 @@ func (x *Origin) Fetch(ctx context.Context, o *layout.Object, off, n int64, sink
 }
 
 // fetchWhole decodes an object from its start to its end.
-func (x *Origin) fetchWhole(ctx context.Context, from *stored, o *layout.Object, off, n int64, sink func(p []byte) error) error {
+func (x *Decoded) fetchWhole(ctx context.Context, from *stored, o *layout.Object, off, n int64, sink func(p []byte) error) error {
 	weight := int64(1)
 	if from.codec.block {
 		weight = decoders
@@ -190,7 +190,7 @@ func (w *output) Write(p []byte) (int, error) {
 
 // ReadAt implements [layout.Origin]. It has the object that was read last in memory, up to 256 MiB. Larger ones fail with
 // ENOSPC: only a cache can read them.
-func (x *Origin) ReadAt(ctx context.Context, o *layout.Object, p []byte, off int64) (int, error) {
+func (x *Decoded) ReadAt(ctx context.Context, o *layout.Object, p []byte, off int64) (int, error) {
 	if off < 0 || off >= o.Size {
 		return 0, io.EOF
 	}
@@ -223,7 +223,7 @@ func (x *Origin) ReadAt(ctx context.Context, o *layout.Object, p []byte, off int
 	return n, nil
 }
 
-func (x *Origin) decodeHere(ctx context.Context, o *layout.Object) ([]byte, error) {
+func (x *Decoded) decodeHere(ctx context.Context, o *layout.Object) ([]byte, error) {
 	if o.Size > maxLast {
 		return nil, fmt.Errorf("decode %q: it has %d bytes, and the cache has no room for it: %w", o.Name, o.Size, syscall.ENOSPC)
 	}

@@ -28,13 +28,13 @@ const (
 	asStored = "it is shown as it is stored: "
 )
 
-// FileOptions say how [Origin.AddFiles] learns what files decode to.
+// FileOptions say how [Decoded.AddFiles] learns what files decode to.
 type FileOptions struct {
 	Scan  int64  // bytes that may be read of one file for that, besides its beginning and end; 0 is 64 MiB
 	Sizes string // the file that remembers what was learned; "" for none
 }
 
-// Learned counts the files and bytes that [Origin.AddFiles] had to read.
+// Learned counts the files and bytes that [Decoded.AddFiles] had to read.
 type Learned struct {
 	Files int   // that had to be looked through
 	Bytes int64 // that were read for that
@@ -47,11 +47,11 @@ type Learned struct {
 // A file with a seek table (facebook/zstd, contrib/seekable_format) is decoded frame by frame, where it is read. Another
 // one comes as a whole. Its decoded size is learned in the cheapest way that there is: from its first frame if that is
 // all of it, from a walk over its frames and blocks if all of them say it, or by decoding. opt bounds walks and decoding,
-// and [Origin.SaveSizes] remembers the sizes that they find out.
+// and [Decoded.SaveSizes] remembers the sizes that they find out.
 //
 // Where a file is too large for a walk, and its first frame looks like the only one, that frame is trusted. If it was
 // wrong, reading fails with [cache.ErrDamaged] and says so, and the next mount knows better.
-func (x *Origin) AddFiles(ctx context.Context, l *cache.Listing, opt FileOptions) (learned Learned, err error) {
+func (x *Decoded) AddFiles(ctx context.Context, l *cache.Listing, opt FileOptions) (learned Learned, err error) {
 	var found []*layout.Object
 	for _, o := range l.Objects {
 		if _, own := x.of[o]; !own && !x.named[o] && (bareName(o.Name) != "" || strings.HasSuffix(o.Name, gzipName)) {
@@ -94,10 +94,10 @@ func (x *Origin) AddFiles(ctx context.Context, l *cache.Listing, opt FileOptions
 }
 
 // SaveSizes remembers what AddFiles has learned.
-func (x *Origin) SaveSizes() error { return x.sizes.save() }
+func (x *Decoded) SaveSizes() error { return x.sizes.save() }
 
 // show replaces files by the decoded ones, as far as they are known.
-func (x *Origin) show(l *cache.Listing, found []*layout.Object, looked []known) {
+func (x *Decoded) show(l *cache.Listing, found []*layout.Object, looked []known) {
 	w := newWrapper(l, x)
 	hidden, made := map[*layout.Object]bool{}, []*layout.Object(nil)
 	for i, o := range found {
@@ -191,7 +191,7 @@ func (f *frame) decode(d *zstd.Decoder, in, out []byte) ([]byte, error) {
 }
 
 // fetchFrames hands on bytes of a file that is decoded frame by frame.
-func (x *Origin) fetchFrames(ctx context.Context, from *stored, off, n int64, sink func([]byte) error) error {
+func (x *Decoded) fetchFrames(ctx context.Context, from *stored, off, n int64, sink func([]byte) error) error {
 	if err := x.turns.Acquire(ctx, 1); err != nil {
 		return err
 	}

@@ -38,7 +38,7 @@ func Indexes(l *cache.Listing) (found []*layout.Object) {
 // Wrap replaces compressed objects of a listing by decoded ones, and the indexes that name them. It reads every
 // index.json. An object that cannot be decoded stays as it is; where an index asked for it, the listing gets a problem.
 // The error is that an index could not be fetched.
-func Wrap(ctx context.Context, l *cache.Listing) (*Origin, error) {
+func Wrap(ctx context.Context, l *cache.Listing) (*Decoded, error) {
 	found := Indexes(l)
 	rewrites := make([]*rewrite, len(found))
 	g, limited := errgroup.WithContext(ctx)
@@ -87,12 +87,12 @@ func readRewrite(ctx context.Context, o *layout.Object, objects int) (*rewrite, 
 // wrapper turns a listing into one with decoded objects.
 type wrapper struct {
 	listing *cache.Listing
-	origin  *Origin
+	origin  *Decoded
 	objects map[string]*layout.Object
 	taken   map[string]bool // names that are directories and links
 }
 
-func newWrapper(l *cache.Listing, x *Origin) *wrapper {
+func newWrapper(l *cache.Listing, x *Decoded) *wrapper {
 	w := &wrapper{l, x, make(map[string]*layout.Object, len(l.Objects)), map[string]bool{}}
 	for _, o := range l.Objects {
 		w.objects[o.Name] = o

@@ -61,10 +61,13 @@ type Client struct {
 	last   atomic.Int64 // when a byte came, ns since 1970; 0 for never
 }
 
+// Patience is how long a remote place may bring nothing, where the options do not say.
+const Patience = 2 * time.Minute
+
 // New makes a client of an origin.
 func New(g Getter, opt Options) *Client {
 	opt.Connections = cmp.Or(max(opt.Connections, 0), 16)
-	opt.Patience = cmp.Or(max(opt.Patience, 0), 2*time.Minute)
+	opt.Patience = cmp.Or(max(opt.Patience, 0), Patience)
 	opt.Stall = cmp.Or(max(opt.Stall, 0), min(15*time.Second, opt.Patience/4))
 	opt.Listing = cmp.Or(max(opt.Listing, 0), 1<<30)
 	c := &Client{getter: g, opt: opt}

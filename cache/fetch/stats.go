@@ -26,9 +26,9 @@ func (c *counters) retried(err error) {
 }
 
 // Stats gives the totals so far.
-func (c *Client) Stats() status.Origin {
+func (c *Client) Stats() status.OriginTotals {
 	s := &c.stats
-	out := status.Origin{
+	out := status.OriginTotals{
 		Requests: s.requests.Load(), Bytes: s.bytes.Load(), Retries: s.retries.Load(), Stalls: s.stalls.Load(),
 		Short: s.short.Load(), Hedges: s.hedged.Load(), Failed: s.failed.Load(), Waited: time.Duration(s.latency.sum.Load()),
 	}
@@ -76,7 +76,8 @@ func (f *FirstByte) Observe(d time.Duration) {
 
 // Slow is how long to wait for an answer before it is late, once enough answers were seen to tell.
 func (f *FirstByte) Slow() (time.Duration, bool) {
-	const enough, least = 16, 100 * time.Millisecond
+	const enough = 16                    // answers
+	const least = 100 * time.Millisecond // so that a hedge follows no answer that is only jittery
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.seen < enough {

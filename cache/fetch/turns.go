@@ -45,8 +45,8 @@ type turn struct {
 }
 
 const (
-	enough   = 4 << 10 // bytes that count as a move: a server that drips brings fewer
-	soonest  = 200 * time.Millisecond
+	enough   = 4 << 10                // bytes that count as a move: a server that drips brings fewer
+	soonest  = 200 * time.Millisecond // after which a request that brings nothing may be told to yield
 	untaught = 500 * time.Millisecond // before it is known how long answers take
 	share    = 4                      // a quarter of the turns
 	reserved = 8                      // an eighth is kept for what readers wait for

@@ -30,7 +30,7 @@ var errNoListing = errors.New("its page for the directory is not a listing in JS
 type entries []string
 
 // listByPages lists the files that the server's own pages name, in all directories below.
-func (o *Origin) listByPages(ctx context.Context) (*cache.Listing, error) {
+func (o *Site) listByPages(ctx context.Context) (*cache.Listing, error) {
 	w := pages{origin: o, all: o.NewListing()}
 	g, inner := errgroup.WithContext(ctx)
 	g.SetLimit(o.Connections())
@@ -53,7 +53,7 @@ func (o *Origin) listByPages(ctx context.Context) (*cache.Listing, error) {
 
 // pages walks the pages of a server.
 type pages struct {
-	origin *Origin
+	origin *Site
 	group  *errgroup.Group
 	all    *fetch.Listing
 
@@ -95,7 +95,7 @@ func (w *pages) dir(ctx context.Context, dir string, depth int) error {
 }
 
 // page asks for the page of a directory, whose name is empty or ends with a slash.
-func (o *Origin) page(ctx context.Context, dir string) (names entries, err error) {
+func (o *Site) page(ctx context.Context, dir string) (names entries, err error) {
 	err = o.Retry(ctx, func(ctx context.Context, alive func()) error {
 		req, err := o.request(ctx, http.MethodGet, dir)
 		if err != nil {

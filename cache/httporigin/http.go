@@ -25,8 +25,8 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// Origin is the files below one address. It is safe for concurrent use.
-type Origin struct {
+// Site is the files below one address. It is safe for concurrent use.
+type Site struct {
 	*fetch.Client // which asks by Get, and reads
 
 	base   *url.URL // of a directory: its path ends with a slash
@@ -36,7 +36,7 @@ type Origin struct {
 
 // Open makes an origin of http://HOST/DIRECTORY/ or http://HOST/FILE. Nothing is asked of the server yet. HTTP_PROXY
 // and its relatives are honoured.
-func Open(source string, opt fetch.Options) (*Origin, error) {
+func Open(source string, opt fetch.Options) (*Site, error) {
 	u, err := url.Parse(source)
 	if err != nil {
 		return nil, fmt.Errorf("source %q: %w", source, err)
@@ -50,7 +50,7 @@ func Open(source string, opt fetch.Options) (*Origin, error) {
 	if strings.Contains(source, "#") { // no server hears of the rest
 		return nil, fmt.Errorf("source %s: write the # as %%23", u.Redacted())
 	}
-	o := &Origin{base: u}
+	o := &Site{base: u}
 	if i := strings.LastIndexByte(u.Path, '/'); i >= 0 && !strings.HasSuffix(u.Path, "/") {
 		o.only, u.Path = u.Path[i+1:], u.Path[:i+1]
 		u.RawPath = ""
@@ -67,7 +67,7 @@ func Open(source string, opt fetch.Options) (*Origin, error) {
 }
 
 // Through returns a getter of the same files that asks the server at endpoint, a URL whose path stands before the source's.
-func (o *Origin) Through(endpoint string) (fetch.Getter, error) {
+func (o *Site) Through(endpoint string) (fetch.Getter, error) {
 	u, err := url.Parse(endpoint)
 	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" || u.User != nil || strings.ContainsAny(endpoint, "?#") {
 		return nil, fmt.Errorf("cache %q: want http://HOST:PORT or https://HOST: %w", endpoint, fs.ErrInvalid)
@@ -99,7 +99,7 @@ func follow(req *http.Request, via []*http.Request) error {
 }
 
 // do makes a request. Its errors leave the address out, whose query may be a secret.
-func (o *Origin) do(q *http.Request) (*http.Response, error) {
+func (o *Site) do(q *http.Request) (*http.Response, error) {
 	res, err := o.client.Do(q)
 	var failed *url.Error
 	if errors.As(err, &failed) {
@@ -112,7 +112,7 @@ func (o *Origin) do(q *http.Request) (*http.Response, error) {
 }
 
 // String is the source as it was given, without its query, which may be a secret.
-func (o *Origin) String() string {
+func (o *Site) String() string {
 	u := *o.base
 	u.Path += o.only
 	u.RawQuery = ""
@@ -120,13 +120,13 @@ func (o *Origin) String() string {
 }
 
 // Close ends idle connections.
-func (o *Origin) Close() error {
+func (o *Site) Close() error {
 	o.client.CloseIdleConnections()
 	return nil
 }
 
 // Get implements [fetch.Getter].
-func (o *Origin) Get(ctx context.Context, obj *layout.Object, off, n int64) (*fetch.Answer, error) {
+func (o *Site) Get(ctx context.Context, obj *layout.Object, off, n int64) (*fetch.Answer, error) {
 	req, err := o.request(ctx, http.MethodGet, obj.Name)
 	if err != nil {
 		return nil, err
@@ -184,7 +184,7 @@ func explain(res *http.Response) error {
 
 // request makes a request for a file below the base, or for a directory, whose name ends with a slash. A name may hold what an
 // address gives a meaning to.
-func (o *Origin) request(ctx context.Context, method, name string) (*http.Request, error) {
+func (o *Site) request(ctx context.Context, method, name string) (*http.Request, error) {
 	dir, isDir := strings.CutSuffix(name, "/")
 	parts := strings.Split(url.PathEscape(dir), "%2F")
 	if isDir {
@@ -203,7 +203,7 @@ func (o *Origin) request(ctx context.Context, method, name string) (*http.Reques
 }
 
 // stat asks for a file's size and version.
-func (o *Origin) stat(ctx context.Context, name string) (obj *layout.Object, err error) {
+func (o *Site) stat(ctx context.Context, name string) (obj *layout.Object, err error) {
 	err = o.Retry(ctx, func(ctx context.Context, _ func()) error {
 		req, err := o.request(ctx, http.MethodHead, name)
 		if err != nil {

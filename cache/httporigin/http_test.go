@@ -85,7 +85,7 @@ func (s *site) index(t testing.TB) {
 	s.put(t, "index.json", data)
 }
 
-func (s *site) open(t testing.TB, path string) *Origin {
+func (s *site) open(t testing.TB, path string) *Site {
 	t.Helper()
 	o, err := Open(s.URL+"/"+path, fetch.Options{Patience: time.Minute})
 	if err != nil {
@@ -95,9 +95,9 @@ func (s *site) open(t testing.TB, path string) *Origin {
 }
 
 func TestHTTPKeepsTheContract(t *testing.T) {
-	origintest.Run(t, func(t *testing.T) origintest.Place {
+	origintest.Run(t, func(t *testing.T) origintest.Fixture {
 		s := newSite(t)
-		return origintest.Place{
+		return origintest.Fixture{
 			Names: []string{"with space", "ümlaut", "a%2Fb", "semi;colon", "q?x=1", "hash#1", "plus+and&"},
 			Put:   s.put,
 			Remove: func(t testing.TB, name string) {
@@ -105,7 +105,7 @@ func TestHTTPKeepsTheContract(t *testing.T) {
 					t.Fatal(err)
 				}
 			},
-			Open: func(t testing.TB) origintest.Origin { s.index(t); return s.open(t, "") },
+			Open: func(t testing.TB) origintest.Subject { s.index(t); return s.open(t, "") },
 		}
 	})
 }

@@ -159,7 +159,7 @@ func eachMember(data []byte, each func(key string, dec *json.Decoder) error, key
 
 // List asks for the index, or the server's own listing where there is none, and for the size and version of every file that it names. A file that is not there becomes
 // a problem; one that may not be read is denied.
-func (o *Origin) List(ctx context.Context) (*cache.Listing, error) {
+func (o *Site) List(ctx context.Context) (*cache.Listing, error) {
 	if o.only != "" {
 		obj, err := o.stat(ctx, o.only)
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrInvalid) || errors.Is(err, fs.ErrPermission) { // as servers say of a directory
@@ -205,7 +205,7 @@ func (o *Origin) List(ctx context.Context) (*cache.Listing, error) {
 }
 
 // listBy lists the files that an index tells of.
-func (o *Origin) listBy(ctx context.Context, at *layout.Object, x index) (*cache.Listing, error) {
+func (o *Site) listBy(ctx context.Context, at *layout.Object, x index) (*cache.Listing, error) {
 	all := o.NewListing()
 	named, err := o.namesIn(ctx, at, x, all)
 	if err != nil {
@@ -245,7 +245,7 @@ func (o *Origin) listBy(ctx context.Context, at *layout.Object, x index) (*cache
 }
 
 // namesIn reads the names in an index, and counts them among all.
-func (o *Origin) namesIn(ctx context.Context, at *layout.Object, x index, all *fetch.Listing) ([]string, error) {
+func (o *Site) namesIn(ctx context.Context, at *layout.Object, x index, all *fetch.Listing) ([]string, error) {
 	if x.names == nil {
 		return nil, nil
 	}
@@ -273,7 +273,7 @@ func (o *Origin) namesIn(ctx context.Context, at *layout.Object, x index, all *f
 
 // ask asks for files, side by side. failed are those that are not there, may not be read, or cannot be pinned to a version;
 // with any other error nothing can be said of them.
-func (o *Origin) ask(ctx context.Context, names []string) (found []*layout.Object, failed map[string]error, err error) {
+func (o *Site) ask(ctx context.Context, names []string) (found []*layout.Object, failed map[string]error, err error) {
 	var mu sync.Mutex
 	failed = map[string]error{}
 	g, ctx := errgroup.WithContext(ctx)

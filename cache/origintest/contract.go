@@ -17,24 +17,24 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// Origin is an origin under the contract.
-type Origin interface {
+// Subject is an origin under the contract.
+type Subject interface {
 	layout.Origin
 	List(ctx context.Context) (*cache.Listing, error)
 	Close() error
 }
 
-// Place is where an origin reads and a test writes.
-type Place struct {
-	Open   func(t testing.TB) Origin // an origin of all that was put
+// Fixture is where an origin reads and a test writes.
+type Fixture struct {
+	Open   func(t testing.TB) Subject // an origin of all that was put
 	Put    func(t testing.TB, name string, data []byte)
 	Remove func(t testing.TB, name string)
 	Names  []string // further names that the place can hold, beside plain ones
 }
 
 // Run runs the contract. place makes an empty place each time.
-func Run(t *testing.T, place func(t *testing.T) Place) {
-	for name, test := range map[string]func(*testing.T, Place){
+func Run(t *testing.T, place func(t *testing.T) Fixture) {
+	for name, test := range map[string]func(*testing.T, Fixture){
 		"Listing": testListing, "Ranges": testRanges, "Concurrent": testConcurrent, "Changes": testChanges,
 		"RemountSeesTheNewVersion": testRemount, "ContextEnds": testContext,
 	} {
@@ -49,7 +49,7 @@ func Data(n int, seed byte) []byte {
 	return p
 }
 
-func open(t *testing.T, p Place) (Origin, map[string]*layout.Object) {
+func open(t *testing.T, p Fixture) (Subject, map[string]*layout.Object) {
 	t.Helper()
 	o := p.Open(t)
 	t.Cleanup(func() {
@@ -74,7 +74,7 @@ func open(t *testing.T, p Place) (Origin, map[string]*layout.Object) {
 	return o, objects
 }
 
-func testListing(t *testing.T, p Place) {
+func testListing(t *testing.T, p Fixture) {
 	want := map[string][]byte{"empty": {}, "one": {1}, "a/b/c/deep": Data(5000, 1), "a/z": Data(10, 2), "b.bin": Data(100, 3)}
 	for i, name := range p.Names {
 		want[name] = Data(20+i, byte(10+i))
@@ -105,7 +105,7 @@ func testListing(t *testing.T, p Place) {
 	}
 }
 
-func testRanges(t *testing.T, p Place) {
+func testRanges(t *testing.T, p Fixture) {
 	data := Data(3<<20+17, 1)
 	p.Put(t, "shard", data)
 	_, objects := open(t, p)
@@ -125,7 +125,7 @@ func testRanges(t *testing.T, p Place) {
 	}
 }
 
-func testConcurrent(t *testing.T, p Place) {
+func testConcurrent(t *testing.T, p Fixture) {
 	for i := range 4 {
 		p.Put(t, fmt.Sprint("shard-", i), Data(300_000, byte(i)))
 	}
@@ -147,7 +147,7 @@ func testConcurrent(t *testing.T, p Place) {
 }
 
 // testChanges changes an object after it was listed. Reads give the listed bytes or ErrChanged.
-func testChanges(t *testing.T, p Place) {
+func testChanges(t *testing.T, p Fixture) {
 	old := Data(200_000, 1)
 	for name, change := range map[string]func(name string){
 		"same-size": func(name string) { p.Put(t, name, Data(200_000, 2)) },
@@ -167,7 +167,7 @@ func testChanges(t *testing.T, p Place) {
 	}
 }
 
-func testRemount(t *testing.T, p Place) {
+func testRemount(t *testing.T, p Fixture) {
 	p.Put(t, "shard", Data(1000, 1))
 	_, before := open(t, p)
 	p.Put(t, "shard", Data(1000, 2))
@@ -181,7 +181,7 @@ func testRemount(t *testing.T, p Place) {
 	}
 }
 
-func testContext(t *testing.T, p Place) {
+func testContext(t *testing.T, p Fixture) {
 	p.Put(t, "shard", Data(1000, 1))
 	_, objects := open(t, p)
 	ctx, cancel := context.WithCancel(t.Context())

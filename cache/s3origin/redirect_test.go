@@ -45,7 +45,7 @@ func TestGuardedStore(t *testing.T) {
 	}
 }
 
-func openAt(t *testing.T, endpoint string, guard *fetch.Guard) *Origin {
+func openAt(t *testing.T, endpoint string, guard *fetch.Guard) *Bucket {
 	t.Helper()
 	t.Setenv("AWS_ACCESS_KEY_ID", "AKID")
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "secret")

@@ -133,7 +133,7 @@ func TestKeysThatNeverWorked(t *testing.T) {
 	}
 }
 
-func openKeyed(t *testing.T, code string) (*Origin, *keyedStore, string) {
+func openKeyed(t *testing.T, code string) (*Bucket, *keyedStore, string) {
 	store := &keyedStore{}
 	store.answer.Store(code)
 	file := filepath.Join(t.TempDir(), "credentials")

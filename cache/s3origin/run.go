@@ -68,7 +68,7 @@ func isComplete(name string, runs, whole map[string]bool) bool {
 
 // whole leaves out the drained checkpoints that are not complete, and those that lack objects of their manifests or have others. It names the latter.
 // empty are the empty directories of the others.
-func (o *Origin) whole(ctx context.Context, objects []*layout.Object) (kept []*layout.Object, empty []string, problems []layout.Problem, err error) {
+func (o *Bucket) whole(ctx context.Context, objects []*layout.Object) (kept []*layout.Object, empty []string, problems []layout.Problem, err error) {
 	runs := map[string]bool{}
 	for _, obj := range objects {
 		if dir, base := path.Split(obj.Name); base == RunMark {
@@ -115,7 +115,7 @@ func (o *Origin) whole(ctx context.Context, objects []*layout.Object) (kept []*l
 }
 
 // misfits compares checkpoints with their manifests, and says of each which directories are empty, or what does not fit.
-func (o *Origin) misfits(ctx context.Context, manifests []*layout.Object, sizes map[string]int64) (empty [][]string, whys []string, err error) {
+func (o *Bucket) misfits(ctx context.Context, manifests []*layout.Object, sizes map[string]int64) (empty [][]string, whys []string, err error) {
 	empty, whys = make([][]string, len(manifests)), make([]string, len(manifests))
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(4) // each has a manifest in memory

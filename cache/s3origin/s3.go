@@ -29,8 +29,8 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// Origin is the objects of a bucket below a prefix. It is safe for concurrent use.
-type Origin struct {
+// Bucket is the objects of a bucket below a prefix. It is safe for concurrent use.
+type Bucket struct {
 	*fetch.Client // which asks by Get, and reads
 
 	source    Source
@@ -45,10 +45,10 @@ type Origin struct {
 }
 
 // Open makes an origin. Nothing is asked of the server yet.
-func Open(s Source, opt fetch.Options) (*Origin, error) { return open(s, opt, 0) }
+func Open(s Source, opt fetch.Options) (*Bucket, error) { return open(s, opt, 0) }
 
 // open makes an origin whose connections have write buffers of so many bytes, 0 for the usual.
-func open(s Source, opt fetch.Options, buffer int) (*Origin, error) {
+func open(s Source, opt fetch.Options, buffer int) (*Bucket, error) {
 	transport, err := minio.DefaultTransport(s.Secure)
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", s, err)
@@ -59,7 +59,7 @@ func open(s Source, opt fetch.Options, buffer int) (*Origin, error) {
 	if len(s.Prefix) > mostKey {
 		return nil, fmt.Errorf("open %.100s...: the prefix has %d bytes, and keys have at most %d: %w", s, len(s.Prefix), mostKey, fs.ErrInvalid)
 	}
-	o := &Origin{source: s}
+	o := &Bucket{source: s}
 	o.Client = fetch.New(o, opt)
 	transport.MaxIdleConnsPerHost = o.Connections()
 	transport.MaxResponseHeaderBytes = 64 << 10
@@ -76,7 +76,7 @@ func open(s Source, opt fetch.Options, buffer int) (*Origin, error) {
 }
 
 // connect makes a client of the server that a source names.
-func (o *Origin) connect(s Source) (*minio.Client, error) {
+func (o *Bucket) connect(s Source) (*minio.Client, error) {
 	lookup := minio.BucketLookupAuto
 	if s.PathStyle {
 		lookup = minio.BucketLookupPath
@@ -92,7 +92,7 @@ func (o *Origin) connect(s Source) (*minio.Client, error) {
 }
 
 // Through returns a getter of the same objects that asks the server at endpoint, a URL. It signs requests as the origin does.
-func (o *Origin) Through(endpoint string) (fetch.Getter, error) {
+func (o *Bucket) Through(endpoint string) (fetch.Getter, error) {
 	s := o.source
 	if err := s.setEndpoint(endpoint); err != nil {
 		return nil, fmt.Errorf("cache: %w", err)
@@ -106,7 +106,7 @@ func (o *Origin) Through(endpoint string) (fetch.Getter, error) {
 
 // through asks another server for an origin's objects.
 type through struct {
-	*Origin
+	*Bucket
 	client *minio.Client
 }
 
@@ -116,20 +116,20 @@ func (t *through) Get(ctx context.Context, obj *layout.Object, off, n int64) (*f
 }
 
 // String is the source, without credentials.
-func (o *Origin) String() string { return o.source.String() }
+func (o *Bucket) String() string { return o.source.String() }
 
 // Close ends idle connections.
-func (o *Origin) Close() error {
+func (o *Bucket) Close() error {
 	(&http.Client{Transport: o.transport}).CloseIdleConnections()
 	return nil
 }
 
 // Get implements [fetch.Getter].
-func (o *Origin) Get(ctx context.Context, obj *layout.Object, off, n int64) (*fetch.Answer, error) {
+func (o *Bucket) Get(ctx context.Context, obj *layout.Object, off, n int64) (*fetch.Answer, error) {
 	return o.get(ctx, o.client, obj, off, n)
 }
 
-func (o *Origin) get(ctx context.Context, client *minio.Client, obj *layout.Object, off, n int64) (*fetch.Answer, error) {
+func (o *Bucket) get(ctx context.Context, client *minio.Client, obj *layout.Object, off, n int64) (*fetch.Answer, error) {
 	var opt minio.GetObjectOptions
 	if err := errors.Join(opt.SetRange(off, off+n-1), opt.SetMatchETag(obj.Version)); err != nil {
 		return nil, err
@@ -150,15 +150,15 @@ func (o *Origin) get(ctx context.Context, client *minio.Client, obj *layout.Obje
 
 // Dir is the directory that names are relative to, empty or with a slash at its end. Listing finds it, where the source may be
 // one object.
-func (o *Origin) Dir() string { return o.source.dir }
+func (o *Bucket) Dir() string { return o.source.dir }
 
 // SetDir has the origin, which was listed before by another process, go on with the directory of that one.
-func (o *Origin) SetDir(dir string) { o.source.dir = dir }
+func (o *Bucket) SetDir(dir string) { o.source.dir = dir }
 
-func (o *Origin) key(name string) string { return o.source.dir + name }
+func (o *Bucket) key(name string) string { return o.source.dir + name }
 
 // explain gives an error its class: final or worth another attempt.
-func (o *Origin) explain(err error) error {
+func (o *Bucket) explain(err error) error {
 	var sts credentials.ErrorResponse
 	if errors.As(err, &sts) {
 		return o.explainRole(sts)
@@ -208,7 +208,7 @@ func said(r minio.ErrorResponse) string {
 }
 
 // explainRole is explain for the answers of AWS's token service.
-func (o *Origin) explainRole(err credentials.ErrorResponse) error {
+func (o *Bucket) explainRole(err credentials.ErrorResponse) error {
 	switch code := err.STSError.Code; {
 	case code == "AccessDenied", code == "InvalidIdentityToken", code == "ValidationError", code == "ExpiredTokenException" && !o.rotation.done.Load():
 		return fmt.Errorf("%w: the role %s cannot be taken with the token (%s: %w): check its trust policy", fs.ErrPermission, os.Getenv("AWS_ROLE_ARN"), code, err)
@@ -227,7 +227,7 @@ func isDenied(r minio.ErrorResponse) bool {
 const listers = 32
 
 // List lists the objects below the prefix, the directories side by side. The prefix may also name one object.
-func (o *Origin) List(ctx context.Context) (*cache.Listing, error) {
+func (o *Bucket) List(ctx context.Context) (*cache.Listing, error) {
 	if p := o.source.Prefix; p != "" && !strings.HasSuffix(p, "/") {
 		obj, err := o.one(ctx, p)
 		if err != nil {
@@ -270,7 +270,7 @@ func (o *Origin) List(ctx context.Context) (*cache.Listing, error) {
 }
 
 // one looks for an object whose key is the whole prefix, nil if there is none, or none that may be seen.
-func (o *Origin) one(ctx context.Context, key string) (obj *layout.Object, err error) {
+func (o *Bucket) one(ctx context.Context, key string) (obj *layout.Object, err error) {
 	err = o.Retry(ctx, func(ctx context.Context, _ func()) error {
 		info, err := o.client.StatObject(ctx, o.source.Bucket, key, minio.StatObjectOptions{})
 		if err != nil {
@@ -290,7 +290,7 @@ func (o *Origin) one(ctx context.Context, key string) (obj *layout.Object, err e
 }
 
 type walk struct {
-	origin  *Origin
+	origin  *Bucket
 	listing *fetch.Listing
 	found   chan []*layout.Object
 }
@@ -362,7 +362,7 @@ func (w *walk) check(prefix string, info minio.ObjectInfo) error {
 	return w.listing.Add(info.Key, info.ETag)
 }
 
-func (o *Origin) object(info minio.ObjectInfo) *layout.Object {
+func (o *Bucket) object(info minio.ObjectInfo) *layout.Object {
 	return &layout.Object{
 		Name: strings.TrimPrefix(info.Key, o.source.dir), Size: info.Size, ModTime: info.LastModified,
 		Version: strings.Trim(info.ETag, `"`), Origin: o,

@@ -25,7 +25,7 @@ var (
 
 // Writer makes single requests that change a bucket below a prefix. Each is made once: whoever calls tries again. Names are relative to
 // the prefix. It is safe for concurrent use.
-type Writer struct{ o *Origin }
+type Writer struct{ o *Bucket }
 
 // Stored is an object, or a part of an upload, as the server knows it.
 type Stored struct {

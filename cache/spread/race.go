@@ -11,7 +11,7 @@ import (
 
 // Get implements [fetch.Getter]. It asks one cache after the other, and then the origin, whose error counts. Where an answer takes far
 // longer than as a rule, the next server is asked beside, and the first answer counts.
-func (o *Origin) Get(ctx context.Context, obj *layout.Object, off, n int64) (*fetch.Answer, error) {
+func (o *Spread) Get(ctx context.Context, obj *layout.Object, off, n int64) (*fetch.Answer, error) {
 	g := &race{answers: make(chan answer), decided: make(chan struct{})}
 	defer close(g.decided)
 	for _, s := range o.order(obj.Name, off/share) {

@@ -32,8 +32,8 @@ type Upstream interface {
 	Close() error
 }
 
-// Origin is an origin that is read through caches. It is safe for concurrent use.
-type Origin struct {
+// Spread is an origin that is read through caches. It is safe for concurrent use.
+type Spread struct {
 	*fetch.Client // which asks by Get, and reads
 
 	up     Upstream
@@ -42,8 +42,8 @@ type Origin struct {
 }
 
 // Open makes an origin of one and the caches before it. Nothing is asked of them yet.
-func Open(up Upstream, endpoints []string, opt fetch.Options) (*Origin, error) {
-	o := &Origin{up: up, origin: &server{name: up.String(), getter: up}}
+func Open(up Upstream, endpoints []string, opt fetch.Options) (*Spread, error) {
+	o := &Spread{up: up, origin: &server{name: up.String(), getter: up}}
 	opt.Share, opt.NoHedging = share, true // a second request would go to the same cache, or have another fetch the same bytes
 	if opt.Stall == 0 {                    // a cache may wait for the origin, and many nodes for the cache
 		opt.Stall = min(30*time.Second, opt.Patience/4)
@@ -63,20 +63,20 @@ func Open(up Upstream, endpoints []string, opt fetch.Options) (*Origin, error) {
 }
 
 // Through implements [Upstream]: another row of caches would stand before these.
-func (o *Origin) Through(endpoint string) (fetch.Getter, error) { return o.up.Through(endpoint) }
+func (o *Spread) Through(endpoint string) (fetch.Getter, error) { return o.up.Through(endpoint) }
 
 // Upstream is the origin behind the caches.
-func (o *Origin) Upstream() Upstream { return o.up }
+func (o *Spread) Upstream() Upstream { return o.up }
 
 // String is the origin's name: what is kept of it is the same, whichever way it came.
-func (o *Origin) String() string { return o.up.String() }
+func (o *Spread) String() string { return o.up.String() }
 
 // Close ends idle connections.
-func (o *Origin) Close() error { return o.up.Close() }
+func (o *Spread) Close() error { return o.up.Close() }
 
 // List lists the origin, and asks each cache for a byte of ten objects. So one whose versions are others is left out before
 // anybody waits for it.
-func (o *Origin) List(ctx context.Context) (*cache.Listing, error) {
+func (o *Spread) List(ctx context.Context) (*cache.Listing, error) {
 	l, err := o.up.List(ctx)
 	if err != nil {
 		return nil, err
@@ -101,7 +101,7 @@ type probe struct {
 
 // probes chooses objects for each cache, ten where there are as many, from among its own shares: nothing is brought that
 // would not be anyway.
-func (o *Origin) probes(objects []*layout.Object) map[*server][]probe {
+func (o *Spread) probes(objects []*layout.Object) map[*server][]probe {
 	out := map[*server][]probe{}
 	tries := min(len(objects), 20*mostOther*len(o.caches))
 	for i := range tries {
@@ -129,7 +129,7 @@ func (s *server) probe(ctx context.Context, places []probe) {
 }
 
 // Notes are what somebody who mounts has to know of the caches: those that are passed over.
-func (o *Origin) Notes() (notes []string) {
+func (o *Spread) Notes() (notes []string) {
 	for _, s := range o.caches {
 		if e := s.said(); e.Out != "" {
 			notes = append(notes, fmt.Sprintf("the cache %s is passed over: %s", e.Name, e.Out))
@@ -139,7 +139,7 @@ func (o *Origin) Notes() (notes []string) {
 }
 
 // Stats are those of all requests, and of each server.
-func (o *Origin) Stats() status.Origin {
+func (o *Spread) Stats() status.OriginTotals {
 	stats := o.Client.Stats()
 	for _, s := range append(slices.Clone(o.caches), o.origin) {
 		stats.Endpoints = append(stats.Endpoints, s.said())
@@ -148,7 +148,7 @@ func (o *Origin) Stats() status.Origin {
 }
 
 // order is the caches in the order in which they are asked for a share of an object (rendezvous hashing).
-func (o *Origin) order(object string, part int64) []*server {
+func (o *Spread) order(object string, part int64) []*server {
 	key := "\x00" + object + "\x00" + strconv.FormatInt(part, 10)
 	type scored struct {
 		*server

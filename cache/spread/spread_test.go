@@ -98,7 +98,7 @@ func (f *fake) Close() error   { return nil }
 var two = []string{"http://a", "http://b"}
 
 // open gives an origin behind two caches that has listed.
-func open(t *testing.T, f *fake) *Origin {
+func open(t *testing.T, f *fake) *Spread {
 	t.Helper()
 	o, err := Open(f, two, fetch.Options{})
 	if err != nil {
@@ -111,7 +111,7 @@ func open(t *testing.T, f *fake) *Origin {
 }
 
 // readAll reads every object and compares.
-func readAll(t *testing.T, o *Origin, f *fake) {
+func readAll(t *testing.T, o *Spread, f *fake) {
 	t.Helper()
 	for _, obj := range f.objects {
 		var off int64

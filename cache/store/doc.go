@@ -19,7 +19,7 @@
 // Objects that come as a whole ([layout.Object.Whole]) cannot be read before all of them is here. So the next objects of
 // the directory begin to come when a reader reads one in order, or goes from one to the next. They come as far ahead
 // as for a reader in sequence, up to a quarter of the budget, and by one pass for a processor. A reader that
-// waits for an object waits for no other; [Origin.OpenWhole] waits for one that comes ahead, so that the kernel reads it
+// waits for an object waits for no other; [Cached.OpenWhole] waits for one that comes ahead, so that the kernel reads it
 // itself.
 //
 // A reader may plan its reads: [Store.Plan]. They are fetched in order, and segments of plans stay longest: others go

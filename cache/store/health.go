@@ -17,6 +17,7 @@ type health struct {
 	pause    time.Duration // the last one
 }
 
+// A disk that has failed is left alone for firstPause, for twice as long after each further failure, and for lastPause at most.
 const (
 	firstPause = 5 * time.Second
 	lastPause  = 5 * time.Minute

@@ -15,8 +15,8 @@ var errNoRoom = errors.New("the cache is full of segments that are in use")
 // entry is a segment on the books: one that is being filled, or a published one.
 type entry struct {
 	key     key
-	visited atomic.Bool           // since the hand passed
-	lies    atomic.Pointer[place] // in an object, once somebody has asked where that lies
+	visited atomic.Bool                   // since the hand passed
+	lies    atomic.Pointer[originSegment] // in an object, once somebody has asked where that lies
 
 	// The ledger's lock guards the fields below.
 	bytes int64 // on the books

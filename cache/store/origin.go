@@ -11,8 +11,8 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// Origin is an origin as seen through the store. It implements [layout.Origin].
-type Origin struct {
+// Cached is an origin as seen through the store. It implements [layout.Origin].
+type Cached struct {
 	store  *Store
 	up     Upstream
 	source string
@@ -35,7 +35,7 @@ type file struct {
 	strides      int   // how often in a row it was as far
 }
 
-func (x *Origin) file(o *layout.Object) *file {
+func (x *Cached) file(o *layout.Object) *file {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	f := x.files[o]
@@ -54,7 +54,7 @@ func (s *Store) mostAhead() int64 {
 }
 
 // ReadAt implements [layout.Origin]. Missing bytes are fetched; where the disk fails or is full, the origin is read.
-func (x *Origin) ReadAt(ctx context.Context, o *layout.Object, p []byte, off int64) (int, error) {
+func (x *Cached) ReadAt(ctx context.Context, o *layout.Object, p []byte, off int64) (int, error) {
 	if off < 0 || off >= o.Size {
 		return 0, io.EOF
 	}
@@ -89,14 +89,14 @@ type segmentOf struct {
 
 func (g segmentOf) end() int64 { return g.start + g.size }
 
-func (x *Origin) segment(o *layout.Object, off int64) segmentOf {
+func (x *Cached) segment(o *layout.Object, off int64) segmentOf {
 	size := x.store.opt.Segment
 	index := off / size
 	return segmentOf{o, index, index * size, min(size, o.Size-index*size)}
 }
 
 // read fills p with bytes of one segment.
-func (x *Origin) read(ctx context.Context, f *file, g segmentOf, p []byte, off, ahead int64) error {
+func (x *Cached) read(ctx context.Context, f *file, g segmentOf, p []byte, off, ahead int64) error {
 	s := x.store
 	k := keyOf(f.identity, g.index)
 	for range 3 { // a segment can be published, and evicted, while it is read
@@ -125,7 +125,7 @@ func (x *Origin) read(ctx context.Context, f *file, g segmentOf, p []byte, off, 
 	return err
 }
 
-func (x *Origin) readHere(ctx context.Context, f *file, k key, g segmentOf, p []byte, at, ahead int64) error {
+func (x *Cached) readHere(ctx context.Context, f *file, k key, g segmentOf, p []byte, at, ahead int64) error {
 	s := x.store
 	make := func() *fill { return newFill(s, x.up, x.source, g.object, g.start, g.size) }
 	if g.object.Whole {
@@ -198,7 +198,7 @@ func (s *Store) lost(e *entry, err error) error {
 }
 
 // aheadOf fetches the part of the n bytes from off on that lies in later segments than off, without waiting.
-func (x *Origin) aheadOf(f *file, o *layout.Object, off, n int64) {
+func (x *Cached) aheadOf(f *file, o *layout.Object, off, n int64) {
 	s := x.store
 	if o.Whole {
 		return
@@ -212,7 +212,7 @@ func (x *Origin) aheadOf(f *file, o *layout.Object, off, n int64) {
 }
 
 // begin calls start with a segment's fill, unless it is published already.
-func (x *Origin) begin(f *file, g segmentOf, start func(*fill)) {
+func (x *Cached) begin(f *file, g segmentOf, start func(*fill)) {
 	s := x.store
 	e := s.ledger.pin(keyOf(f.identity, g.index), func() *fill { return newFill(s, x.up, x.source, g.object, g.start, g.size) })
 	defer s.ledger.unpin(e)
@@ -225,7 +225,7 @@ func (x *Origin) begin(f *file, g segmentOf, start func(*fill)) {
 const strides = 8
 
 // stridesAhead fetches the next reads of n bytes of a strided reader, without waiting.
-func (x *Origin) stridesAhead(f *file, o *layout.Object, off, n int64) {
+func (x *Cached) stridesAhead(f *file, o *layout.Object, off, n int64) {
 	s, d := x.store, f.strided()
 	for i := int64(1); d != 0 && i <= strides && !s.health.sick(); i++ {
 		at := off + i*d
@@ -239,14 +239,14 @@ func (x *Origin) stridesAhead(f *file, o *layout.Object, off, n int64) {
 
 // Lies gives the place of the byte at off of o on this machine: the published segment, the offset there, and how many
 // bytes follow. A nil object means that it lies nowhere yet.
-func (x *Origin) Lies(o *layout.Object, off int64) (segment *layout.Object, at, n int64) {
+func (x *Cached) Lies(o *layout.Object, off int64) (segment *layout.Object, at, n int64) {
 	g := x.segment(o, off)
 	if e := x.store.ledger.pin(keyOf(x.file(o).identity, g.index), nil); e != nil {
 		defer x.store.ledger.unpin(e)
 		if _, fill := x.store.ledger.look(e); fill == nil {
 			if seg, err := x.store.published(e); err == nil {
 				if e.lies.Load() == nil {
-					e.lies.Store(&place{x, g})
+					e.lies.Store(&originSegment{x, g})
 				}
 				return seg, off - g.start, g.end() - off
 			}

@@ -20,7 +20,7 @@ const (
 
 // planned is a read that will come, of one segment.
 type planned struct {
-	origin   *Origin
+	origin   *Cached
 	object   *layout.Object
 	key      key
 	start    int64 // of the segment in the object

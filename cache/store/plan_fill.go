@@ -29,7 +29,7 @@ func (s *Store) Bring(reader any, runs []layout.Run) bool { return s.plan(reader
 // readsOf cuts runs where segments end, as far as a plan has room for the reads.
 func (s *Store) readsOf(runs []layout.Run) (reads []*planned) {
 	for _, r := range runs {
-		x, ok := r.Object.Origin.(*Origin)
+		x, ok := r.Object.Origin.(*Cached)
 		if !ok || x.store != s {
 			continue // it is kept elsewhere, or nowhere
 		}
@@ -77,8 +77,8 @@ func (s *Store) Planned(each func(reader any, runs []layout.Run)) {
 // EndPlan forgets a reader's plan.
 func (s *Store) EndPlan(reader any) { s.ledger.endPlan(reader) }
 
-// WasRead is told of reads that do not come by [Origin.ReadAt].
-func (x *Origin) WasRead(o *layout.Object, off, n int64) {
+// WasRead is told of reads that do not come by [Cached.ReadAt].
+func (x *Cached) WasRead(o *layout.Object, off, n int64) {
 	x.reached(o, true, false)
 	f := x.file(o)
 	f.ahead(off, min(o.Size, off+n), x.store.mostAhead()) // so that it goes on in order where the local bytes end
@@ -182,7 +182,7 @@ func (l *ledger) span(u *planned, off int64) (from, to int64) {
 	return off, min(u.to, off+planStep)
 }
 
-func (x *Origin) bringSpan(ctx context.Context, f *file, g segmentOf, from, to int64, u *planned) error {
+func (x *Cached) bringSpan(ctx context.Context, f *file, g segmentOf, from, to int64, u *planned) error {
 	s := x.store
 	if g.object.Whole {
 		return x.bring(ctx, f, g, u)

@@ -9,7 +9,7 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// segments is the directory of published segments as an origin: the segments of [Origin.Lies] are read through it.
+// segments is the directory of published segments as an origin: the segments of [Cached.Lies] are read through it.
 type segments struct {
 	*cache.Dir
 	store *Store
@@ -55,4 +55,4 @@ func (g segments) OpenForOthers(o *layout.Object) (fd int, err error) {
 }
 
 // ReadOnlyMount says whether segments are given to others through a read-only mount: see [cache.Dir.ReadOnlyMount].
-func (x *Origin) ReadOnlyMount() error { return x.store.dir.ReadOnlyMount() }
+func (x *Cached) ReadOnlyMount() error { return x.store.dir.ReadOnlyMount() }

@@ -44,7 +44,7 @@ func successors(objects []*layout.Object) map[*layout.Object]*layout.Object {
 
 // reached is told that a reader is at o: by a read, which may go on in order, or by opening it. It reports whether the
 // reader goes from object to object; the next ones begin to come then.
-func (x *Origin) reached(o *layout.Object, read, inOrder bool) bool {
+func (x *Cached) reached(o *layout.Object, read, inOrder bool) bool {
 	if !o.Whole {
 		return false
 	}
@@ -80,7 +80,7 @@ func (t *trail) canHaveRead() bool {
 }
 
 // waited is told that the reader at o can read it only now.
-func (x *Origin) waited(o *layout.Object) {
+func (x *Cached) waited(o *layout.Object) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for i := range x.trails {
@@ -91,7 +91,7 @@ func (x *Origin) waited(o *layout.Object) {
 }
 
 // beginNext begins the passes of the objects after o, as far as a reader is fetched ahead, and waits for nothing.
-func (x *Origin) beginNext(o *layout.Object) {
+func (x *Cached) beginNext(o *layout.Object) {
 	s := x.store
 	share := s.opt.Size / heldShare
 	room := min(s.opt.Ahead, share)
@@ -107,7 +107,7 @@ func (x *Origin) beginNext(o *layout.Object) {
 }
 
 // isHere reports whether all of an object is.
-func (x *Origin) isHere(f *file, o *layout.Object) bool {
+func (x *Cached) isHere(f *file, o *layout.Object) bool {
 	for at := int64(0); at < o.Size; at = x.segment(o, at).end() {
 		if x.store.ledger.find(keyOf(f.identity, x.segment(o, at).index)) == nil {
 			return false

@@ -182,8 +182,8 @@ func (s *Store) Path() string { return s.path }
 
 // Add has all objects of a listing read through the store. source names the origin: origins with the same one have the
 // same bytes under the same name and version.
-func (s *Store) Add(source string, up Upstream, l *cache.Listing) *Origin {
-	o := &Origin{store: s, up: up, source: source, next: successors(l.Objects), files: map[*layout.Object]*file{}}
+func (s *Store) Add(source string, up Upstream, l *cache.Listing) *Cached {
+	o := &Cached{store: s, up: up, source: source, next: successors(l.Objects), files: map[*layout.Object]*file{}}
 	for _, obj := range l.Objects {
 		obj.Origin = o
 	}

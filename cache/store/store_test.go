@@ -90,7 +90,7 @@ func (u *upstream) listing() *cache.Listing {
 // mounted is a store with the objects of an upstream.
 type mounted struct {
 	*Store
-	origin  *Origin
+	origin  *Cached
 	objects map[string]*layout.Object
 }
 

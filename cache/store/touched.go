@@ -102,14 +102,14 @@ func (s *Store) Record() (r *Record, end func()) {
 	})
 }
 
-// place is a segment of an object of an origin.
-type place struct {
-	origin *Origin
+// originSegment is a segment of an object of an origin.
+type originSegment struct {
+	origin *Cached
 	segmentOf
 }
 
-// Touched notes that a reader reads [off, off+n) of an object by [Origin.ReadAt], which others call, too: to learn formats, for one.
-func (x *Origin) Touched(o *layout.Object, off, n int64) {
+// Touched notes that a reader reads [off, off+n) of an object by [Cached.ReadAt], which others call, too: to learn formats, for one.
+func (x *Cached) Touched(o *layout.Object, off, n int64) {
 	f := x.file(o)
 	for end := min(o.Size, off+n); off < end; {
 		g := x.segment(o, off)
@@ -120,7 +120,7 @@ func (x *Origin) Touched(o *layout.Object, off, n int64) {
 
 // Here gives how many bytes of [off, off+n) of an object are on this machine, and of how many of these the segment is complete, but not
 // published yet.
-func (x *Origin) Here(o *layout.Object, off, n int64) (here, settling int64) {
+func (x *Cached) Here(o *layout.Object, off, n int64) (here, settling int64) {
 	f := x.file(o)
 	for end := min(o.Size, off+n); off < end; {
 		g := x.segment(o, off)

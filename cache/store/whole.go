@@ -22,7 +22,7 @@ type pass struct {
 
 // bring returns when a segment of an object that comes as a whole is here. The first caller has it come; it comes even if
 // nobody waits any more.
-func (x *Origin) bring(ctx context.Context, f *file, g segmentOf, u *planned) error {
+func (x *Cached) bring(ctx context.Context, f *file, g segmentOf, u *planned) error {
 	s := x.store
 	f.mu.Lock()
 	p := f.pass
@@ -47,7 +47,7 @@ func (x *Origin) bring(ctx context.Context, f *file, g segmentOf, u *planned) er
 }
 
 // startPass has an object come, when it is its turn. f.mu is held.
-func (x *Origin) startPass(f *file, o *layout.Object, u *planned) *pass {
+func (x *Cached) startPass(f *file, o *layout.Object, u *planned) *pass {
 	hurried := make(chan struct{})
 	p := &pass{done: make(chan struct{}), over: make(chan struct{}), planned: u, hurry: sync.OnceFunc(func() { close(hurried) })}
 	f.pass = p
@@ -56,7 +56,7 @@ func (x *Origin) startPass(f *file, o *layout.Object, u *planned) *pass {
 }
 
 // pass gets an object, lets its readers in, and publishes its segments.
-func (x *Origin) pass(f *file, o *layout.Object, p *pass, hurried <-chan struct{}) {
+func (x *Cached) pass(f *file, o *layout.Object, p *pass, hurried <-chan struct{}) {
 	s := x.store
 	release := s.turn(hurried)
 	fills := x.fills(f, o)
@@ -98,7 +98,7 @@ func (f *file) passed() {
 }
 
 // fills makes a pinned fill for each segment of an object, nil for those that are here.
-func (x *Origin) fills(f *file, o *layout.Object) (fills []*fill) {
+func (x *Cached) fills(f *file, o *layout.Object) (fills []*fill) {
 	s := x.store
 	for at := int64(0); at < o.Size; {
 		g := x.segment(o, at)
@@ -117,7 +117,7 @@ func (x *Origin) fills(f *file, o *layout.Object) (fills []*fill) {
 }
 
 // pour makes room for the fills and gets their bytes. Damaged bytes are fetched once again.
-func (x *Origin) pour(ctx context.Context, o *layout.Object, fills []*fill, u *planned) error {
+func (x *Cached) pour(ctx context.Context, o *layout.Object, fills []*fill, u *planned) error {
 	for _, fill := range fills {
 		if fill == nil {
 			continue
@@ -134,7 +134,7 @@ func (x *Origin) pour(ctx context.Context, o *layout.Object, fills []*fill, u *p
 	return err
 }
 
-func (x *Origin) pourOnce(ctx context.Context, o *layout.Object, fills []*fill) error {
+func (x *Cached) pourOnce(ctx context.Context, o *layout.Object, fills []*fill) error {
 	s := x.store
 	writers := make([]*writer, len(fills))
 	for i, fill := range fills {

@@ -12,7 +12,7 @@ import (
 // OpenWhole opens the one local file that has all of o, for the kernel to read itself; fd is -1 where there is none. It
 // waits for an object that comes ahead of a reader that has come to o: the reader would wait for the first byte all the
 // same, and then read everything through this process. The file stays until release.
-func (x *Origin) OpenWhole(ctx context.Context, o *layout.Object) (fd int, release func(), err error) {
+func (x *Cached) OpenWhole(ctx context.Context, o *layout.Object) (fd int, release func(), err error) {
 	g := x.segment(o, 0)
 	if g.size != o.Size {
 		return -1, nil, nil
@@ -51,7 +51,7 @@ func (x *Origin) OpenWhole(ctx context.Context, o *layout.Object) (fd int, relea
 }
 
 // complete pins the segment that is all of an object, nil where it is not here. Where it is on its way, it gives the pass.
-func (x *Origin) complete(f *file, g segmentOf) (e *entry, p *pass) {
+func (x *Cached) complete(f *file, g segmentOf) (e *entry, p *pass) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.pass != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hbmfs/hbmfs/internal/csi/host"
-	"github.com/hbmfs/hbmfs/internal/csi/place"
+	"github.com/hbmfs/hbmfs/internal/csi/roots"
 	"github.com/hbmfs/hbmfs/internal/csi/rpc"
 	"github.com/hbmfs/hbmfs/internal/text/size"
 )
@@ -168,7 +168,7 @@ func (c *hostCommand) checkWritten() error {
 		for i, dir := range dirs {
 			dirs[i] = filepath.Clean(dir)
 			for _, other := range []string{c.opt.StateDir, c.opt.KubeletDir, c.opt.CacheDir} {
-				if place.Overlap(dirs[i], other) {
+				if roots.Overlap(dirs[i], other) {
 					return fmt.Errorf("%s %s: programs write there, and %s is this driver's or kubelet's: name a directory beside it", flag, dir, other)
 				}
 			}
@@ -176,7 +176,7 @@ func (c *hostCommand) checkWritten() error {
 	}
 	for _, dir := range c.opt.AllowKV {
 		for _, other := range slices.Concat(c.opt.AllowCheckpoints, c.opt.AllowSource) {
-			if place.Overlap(dir, other) {
+			if roots.Overlap(dir, other) {
 				return fmt.Errorf("--allow-kv %s: a KV volume has its directory for itself, and other volumes may show %s: name a directory beside it", dir, other)
 			}
 		}

@@ -157,7 +157,7 @@ func (c *cacheCommand) printVerification(v *cachedir.Verification) {
 }
 
 func newCacheRemoveCommand() *cobra.Command {
-	c, which := &cacheCommand{}, cachedir.Choice{}
+	c, which := &cacheCommand{}, cachedir.Filter{}
 	cmd := c.bind(&cobra.Command{
 		Use:   "rm DIR",
 		Short: "Take sources or objects out of a cache",

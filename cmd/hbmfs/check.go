@@ -28,8 +28,8 @@ type machineFlags struct {
 	libraries cufile.Libraries
 }
 
-// snapshot gets the facts: of this machine, of a tree or of a recording.
-func (m *machineFlags) snapshot(ctx context.Context) (*check.Snapshot, error) {
+// recording gets the facts: of this machine, of a tree or of a recording.
+func (m *machineFlags) recording(ctx context.Context) (*check.Recording, error) {
 	if m.root != "" {
 		return check.Open(m.root)
 	}
@@ -143,7 +143,7 @@ func (c *checkCommand) run(ctx context.Context) error {
 	if err := c.checkGPU(); err != nil {
 		return err
 	}
-	s, err := c.snapshot(ctx)
+	s, err := c.recording(ctx)
 	if err != nil {
 		return err
 	}

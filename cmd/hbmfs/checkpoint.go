@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -31,7 +32,7 @@ then the draft gets the checkpoint's name. A job that is killed leaves a draft, 
 
 Any program may read the files, and copy or move whole checkpoints. Writers, meanwhile, are not disturbed.`,
 	}
-	addCommands(cmd, newCheckpointListCommand(), newCheckpointVerifyCommand(), newCheckpointRemoveCommand(), newCheckpointCleanCommand(), newCheckpointDrainCommand())
+	addCommands(cmd, newCheckpointMountCommand(), newCheckpointListCommand(), newCheckpointVerifyCommand(), newCheckpointRemoveCommand(), newCheckpointCleanCommand(), newCheckpointDrainCommand())
 	return cmd
 }
 
@@ -89,8 +90,10 @@ func newCheckpointVerifyCommand() *cobra.Command {
 		Use:   "verify PATH...",
 		Short: "Compare all bytes of checkpoints with their checksums",
 		Long: `Read all files of the checkpoints and compare them with their manifests: sizes, and the CRC-32C of every 4 MiB. Each line of
-damage names the file, the chunk, its place and both checksums. The exit code is 3 when something is damaged.`,
-		Example: "  hbmfs checkpoint verify /nvme/ckpt/step_1000\n  hbmfs checkpoint verify --json /nvme/ckpt/*",
+damage names the file, the chunk, its place and both checksums. The exit code is 3 when something is damaged.
+
+A PATH is a checkpoint, or the directory of a run, whose published checkpoints are all verified.`,
+		Example: "  hbmfs checkpoint verify /nvme/ckpt/step_1000\n  hbmfs checkpoint verify /nvme/ckpt\n  hbmfs checkpoint verify --json /nvme/ckpt/*",
 	}, someArgs("checkpoints"), func(ctx context.Context, paths []string) error { return c.verify(ctx, paths, threads) })
 	cmd.Flags().IntVar(&threads, "threads", 0, "`threads` that read (default: one for each CPU, at most 8)")
 	return cmd
@@ -98,6 +101,10 @@ damage names the file, the chunk, its place and both checksums. The exit code is
 
 func (c *checkpointCommand) verify(ctx context.Context, paths []string, threads int) (err error) {
 	all, damaged := []*checkpoint.Report{}, 0
+	paths, err = checkpointsIn(paths)
+	if err != nil {
+		return err
+	}
 	for _, path := range paths {
 		bar := progress.New(c.stderr, "verifying", 0, true)
 		r, err := checkpoint.Verify(ctx, path, checkpoint.VerifyOptions{Threads: threads, Progress: bar.Set})
@@ -114,6 +121,30 @@ func (c *checkpointCommand) verify(ctx context.Context, paths []string, threads 
 		err = writeJSON(c.stdout, all)
 	}
 	return problems(err, damaged > 0)
+}
+
+// checkpointsIn replaces the directories of runs by the checkpoints that are published there.
+func checkpointsIn(paths []string) (all []string, err error) {
+	for _, path := range paths {
+		if _, err := os.Lstat(filepath.Join(path, checkpoint.ManifestName)); !errors.Is(err, os.ErrNotExist) {
+			all = append(all, path)
+			continue
+		}
+		entries, err := checkpoint.List(path)
+		if err != nil {
+			return nil, err
+		}
+		count := len(all)
+		for _, e := range entries {
+			if e.State == checkpoint.Complete || e.State == checkpoint.Damaged {
+				all = append(all, e.Path)
+			}
+		}
+		if len(all) == count {
+			all = append(all, path) // verifying it says why it is none
+		}
+	}
+	return all, nil
 }
 
 func (c *checkpointCommand) printReport(r *checkpoint.Report) {

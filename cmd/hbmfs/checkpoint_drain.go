@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/hbmfs/hbmfs/cache/fetch"
 	"github.com/hbmfs/hbmfs/internal/observe/status"
 	"github.com/hbmfs/hbmfs/internal/text/cli"
 	"github.com/hbmfs/hbmfs/internal/text/progress"
@@ -95,7 +96,7 @@ twentieth of what they write, at least 16 MiB/s.`,
 	f.IntVar(&c.opt.Keep, "keep", 0, "checkpoints that stay in DIR, the newest by the numbers in their names. Older ones are removed when they are at the destination, and never before (default: all)")
 	f.IntVar(&c.opt.Connections, "connections", 16, "requests at once; each takes 4 MiB of memory")
 	f.Var(&c.part, "part-size", "bytes of the parts of multipart uploads (default 32MiB)")
-	f.DurationVar(&c.opt.Patience, "patience", 2*time.Minute, "how long the store may be silent before it gives up, without --watch")
+	f.DurationVar(&c.opt.Patience, "patience", fetch.Patience, "how long the store may be silent before it gives up, without --watch")
 	f.BoolVar(&c.opt.TakeOver, "take-over", false, "drain to a place that another directory has drained to, which is gone for good. What is complete there stays")
 	f.BoolVar(&c.status, "status", false, "say how far the drain of DIR is, and change nothing")
 	c.takeJSON(cmd)

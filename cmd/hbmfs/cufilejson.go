@@ -107,7 +107,7 @@ func (c *cufileJSONCommand) emit(text []byte) error {
 }
 
 func (c *cufileJSONCommand) write(ctx context.Context) ([]byte, error) {
-	s, err := c.snapshot(ctx)
+	s, err := c.recording(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -134,7 +134,7 @@ func (c *cufileJSONCommand) runLint(ctx context.Context) error {
 	}
 	opts := cufilejson.Options{Direct: c.require == check.Direct}
 	if c.aboutGPU || c.path != "" || c.root != "" {
-		s, err := c.snapshot(ctx)
+		s, err := c.recording(ctx)
 		if err != nil {
 			return err
 		}

@@ -26,10 +26,21 @@ func noneEmpty(cmd *cobra.Command, args []string) error {
 func exactArgs(n int) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) != n {
-			return cli.Mistakef("it takes %d arguments, not %d: usage: %s", n, len(args), cmd.UseLine())
+			return cli.Mistakef("it takes %s, not %d: usage: %s", counted(n), len(args), cmd.UseLine())
 		}
 		return nil
 	}
+}
+
+// counted is a number of arguments in words.
+func counted(n int) string {
+	switch n {
+	case 0:
+		return "no arguments"
+	case 1:
+		return "1 argument"
+	}
+	return fmt.Sprintf("%d arguments", n)
 }
 
 // someArgs is for commands that take one thing or more.
@@ -68,16 +79,16 @@ func completeMounts(*cobra.Command, []string, string) ([]string, cobra.ShellComp
 	return points, cobra.ShellCompDirectiveNoFileComp
 }
 
-// choice is a flag that takes one of a few words.
-type choice struct {
+// oneOf is a flag that takes one of a few words.
+type oneOf struct {
 	to    *string
 	words []string
 }
 
-func (c choice) String() string { return *c.to }
-func (c choice) Type() string   { return "word" }
+func (c oneOf) String() string { return *c.to }
+func (c oneOf) Type() string   { return "word" }
 
-func (c choice) Set(text string) error {
+func (c oneOf) Set(text string) error {
 	for _, w := range c.words {
 		if strings.EqualFold(text, w) {
 			*c.to = w
@@ -90,7 +101,7 @@ func (c choice) Set(text string) error {
 // addChoice adds a flag that takes one of words, which a shell completes.
 func addChoice(cmd *cobra.Command, to *string, name, value, usage string, words ...string) {
 	*to = value
-	cmd.Flags().Var(choice{to, words}, name, usage)
+	cmd.Flags().Var(oneOf{to, words}, name, usage)
 	completeFlag(cmd, name, words...)
 }
 
@@ -106,7 +117,10 @@ func flagError(cmd *cobra.Command, err error) error {
 	switch {
 	case errors.As(err, &unknown) && unknown.GetSpecifiedShortnames() == "":
 		name := unknown.GetSpecifiedName()
-		said := cli.Suggest(name, "--", flagNames(cmd.Flags()))
+		said := otherMount(cmd, name)
+		if said == "" {
+			said = cli.Suggest(name, "--", flagNames(cmd.Flags()))
+		}
 		if said == "" {
 			said = fmt.Sprintf(": %s --help lists the flags", cmd.CommandPath())
 		}
@@ -115,6 +129,23 @@ func flagError(cmd *cobra.Command, err error) error {
 		err = fmt.Errorf("--%s: %w", wrong.GetFlag().Name, wrongValue(wrong.GetFlag(), wrong.GetValue(), wrong.Unwrap()))
 	}
 	return cli.Mistake{Err: err}
+}
+
+// otherMount names the command that has a flag which this one, of the three that mount, has not.
+func otherMount(cmd *cobra.Command, flag string) string {
+	if cmd.Name() != mountName {
+		return ""
+	}
+	for _, path := range [][]string{{mountName}, {"checkpoint", mountName}, {"kv", mountName}} {
+		other, _, err := cmd.Root().Find(path)
+		if err != nil {
+			continue
+		}
+		if f := other.Flags().Lookup(flag); f != nil && !f.Hidden {
+			return ": it is a flag of " + other.CommandPath()
+		}
+	}
+	return ""
 }
 
 // wrongValue is err. For a flag of one of Go's own types it names the values that the flag takes.

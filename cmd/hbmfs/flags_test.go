@@ -118,3 +118,70 @@ func TestTopUsage(t *testing.T) {
 		}
 	}
 }
+
+// A flag of another command that mounts is named with that command. Datasets are read-only.
+func TestFlagsOfOtherMounts(t *testing.T) {
+	for line, want := range map[string]string{
+		"mount --size 1GiB a b":                  "unknown flag --size: it is a flag of hbmfs kv mount",
+		"mount --keep 2 a b":                     "unknown flag --keep: it is a flag of hbmfs checkpoint mount",
+		"kv mount --decode a b":                  "--decode is a flag of hbmfs mount: a volume has no use for it",
+		"checkpoint mount --cache-dir c a b":     "--cache-dir is a flag of hbmfs mount",
+		"checkpoint mount --memory 1GiB a b":     "unknown flag --memory: it is a flag of hbmfs kv mount",
+		"mount -o rw a b":                        "a dataset is mounted read-only",
+		"mount -o former_spelling=x a b":         "not known",
+		"kv mount -o size=1 a b":                 "--size is missing",
+		"mount --kv --checkpoints a b":           "unknown flag --checkpoints",
+		"checkpoint mount --draft-life ever a b": "is none of mount, container",
+		"version now":                            "it takes no arguments, not 1",
+		"locate":                                 "it takes 1 argument, not 0",
+	} {
+		code, _, stderr := said(strings.Fields(line)...)
+		if lines := strings.Split(strings.TrimSpace(stderr), "\n"); code != exitUsage || !strings.Contains(lines[len(lines)-1], want) {
+			t.Errorf("hbmfs %s: exit code %d and %q; want %d and %q", line, code, stderr, exitUsage, want)
+		}
+	}
+}
+
+// Spellings of earlier releases, and lines of /etc/fstab, choose the command of a volume.
+func TestFormerMounts(t *testing.T) {
+	for line, want := range map[string]string{
+		"mount a b":                             "mount a b",
+		"mount --checkpoints a b":               "checkpoint mount --former-spelling=mount_--checkpoints a b",
+		"mount --keep 2 a b --checkpoints=true": "checkpoint mount --former-spelling=mount_--checkpoints --keep 2 a b",
+		"mount --kv=false a b":                  "mount --kv=false a b",
+		"mount -o allow_other,kv,size=1 a b":    "kv mount --former-spelling=mount_--kv -o allow_other,size=1 a b",
+		"mount -okv -- a --kv":                  "kv mount --former-spelling=mount_--kv -o  -- a --kv",
+		"mount --options=checkpoints a b":       "checkpoint mount --former-spelling=mount_--checkpoints --options  a b",
+		"umount --kv a":                         "umount --kv a",
+	} {
+		if got := formerMount(strings.Fields(line), ""); strings.Join(got, " ") != strings.ReplaceAll(want, "mount_", "mount ") {
+			t.Errorf("%s becomes %q, want %q", line, got, want)
+		}
+	}
+	for line, want := range map[string]string{
+		"a b -o rw,allow_other":  "mount --wait=2m --former-spelling=mount.fuse.hbmfs -o rw,allow_other -- a b",
+		"a b -o rw,checkpoints":  "checkpoint mount --former-spelling=mount.fuse.hbmfs -o rw -- a b",
+		"-n a b -o kv,size=1 -s": "kv mount --former-spelling=mount.fuse.hbmfs -o size=1 -- a b",
+	} {
+		if got, err := fromMount8(strings.Fields(line)); err != nil || strings.Join(got, " ") != want {
+			t.Errorf("%s: %q, %v, want %q", line, got, err, want)
+		}
+	}
+}
+
+// The flags of a command are its own: those of datasets are no flags of volumes in help, and few are in the first group.
+func TestFlagsAreByProduct(t *testing.T) {
+	for line, most := range map[string]int{"mount": 15, "checkpoint mount": 10, "kv mount": 10} {
+		_, help, _ := said(append(strings.Fields(line), "--help")...)
+		first, _, found := strings.Cut(help[strings.Index(help, "\nFlags:\n"):], "\nAdvanced flags:\n")
+		if n := strings.Count(first, " --"); !found || n == 0 || n > most+strings.Count(first, "with --") {
+			t.Errorf("hbmfs %s --help lists %d flags first, want at most %d", line, n, most)
+		}
+		if strings.Count(help, "(default: as at the source) (default") > 0 {
+			t.Errorf("hbmfs %s --help states a default twice", line)
+		}
+		if volume := line != "mount"; volume == strings.Contains(help, "--cache-size") {
+			t.Errorf("hbmfs %s --help: flags of datasets: %v", line, !volume)
+		}
+	}
+}

@@ -5,7 +5,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/cufile"
 	"github.com/hbmfs/hbmfs/cufile/writer"
-	"github.com/hbmfs/hbmfs/fs"
+	"github.com/hbmfs/hbmfs/fs/control"
 	"github.com/hbmfs/hbmfs/internal/commands/check/live"
 	"github.com/hbmfs/hbmfs/internal/sys/aside"
 )
@@ -21,7 +21,7 @@ const (
 // addHidden adds the hidden commands. Their input and output are those of the packages that start them.
 func addHidden(root *cobra.Command) {
 	root.AddCommand(
-		hidden(bindName, exactArgs(1), func(_ *cobra.Command, args []string) error { return fs.Bind(args[0]) }),
+		hidden(bindName, exactArgs(1), func(_ *cobra.Command, args []string) error { return control.Bind(args[0]) }),
 		hidden(aside.FileCommand, exactArgs(1), func(cmd *cobra.Command, args []string) error { return aside.ReadFile(args[0], cmd.OutOrStdout()) }),
 		hidden(asideName, cobra.RangeArgs(1, 2), func(cmd *cobra.Command, args []string) error {
 			return live.Aside(cmd.Context(), args, cmd.OutOrStdout())

@@ -27,7 +27,7 @@ has found for the longest time makes room. A namespace is an entry of MOUNT, and
 
 docs/guide/kv-volumes.md says when a volume pays, and what survives what.`,
 	}
-	addCommands(cmd, newKVListCommand(), newKVStatsCommand(), newKVVerifyCommand(), newKVClearCommand())
+	addCommands(cmd, newKVMountCommand(), newKVListCommand(), newKVStatsCommand(), newKVVerifyCommand(), newKVClearCommand())
 	return cmd
 }
 

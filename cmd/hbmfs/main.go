@@ -55,6 +55,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		}
 		args = append([]string{"hbmfs"}, translated...)
 	}
+	args = append(args[:1:1], formerMount(args[1:], "")...)
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	root := newRootCommand()
@@ -139,11 +140,24 @@ the same tokens as one NumPy array, one flat file, or a Megatron pair, without a
 		fmt.Fprint(cmd.OutOrStdout(), manual().Help(cmd, columns(cmd.OutOrStdout())))
 	})
 	root.SetHelpCommand(newHelpCommand(root))
-	addCommands(root, newMountCommand(), newUmountCommand(), newUpgradeCommand(), newStatusCommand(), newTopCommand(), newLsCommand(), newInspectCommand(),
-		newLocateCommand(), newReadCommand(), newBenchCommand(), newPlanCommand(), newCheckCommand(), newCuFileJSONCommand(), newWarmCommand(),
-		newCacheCommand(), newCheckpointCommand(), newPublishCommand(), newKVCommand(), newPackCommand(), newVersionCommand(), newManCommand(root))
+	addCommands(root)
+	addGroup(root, "Datasets", newMountCommand(), newLsCommand(), newInspectCommand(), newPackCommand(), newWarmCommand(), newCacheCommand())
+	addGroup(root, "Checkpoints and KV caches", newCheckpointCommand(), newPublishCommand(), newKVCommand())
+	addGroup(root, "Running mounts", newStatusCommand(), newTopCommand(), newUmountCommand(), newUpgradeCommand())
+	addGroup(root, "GPU readers", newLocateCommand(), newReadCommand(), newCheckCommand())
+	addGroup(root, "For specialists", newBenchCommand(), newPlanCommand(), newCuFileJSONCommand())
+	root.AddCommand(newVersionCommand(), newManCommand(root))
 	addHidden(root)
 	return root
+}
+
+// addGroup adds commands that help lists under a title.
+func addGroup(root *cobra.Command, title string, commands ...*cobra.Command) {
+	root.AddGroup(&cobra.Group{ID: title, Title: title + ":"})
+	for _, c := range commands {
+		c.GroupID = title
+	}
+	root.AddCommand(commands...)
 }
 
 // widest is how many columns help takes at most: longer lines are hard to read.

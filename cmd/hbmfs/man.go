@@ -2,10 +2,10 @@ package main
 
 import (
 	"strconv"
-	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/hbmfs/hbmfs/internal/text/cli"
 	"github.com/hbmfs/hbmfs/internal/text/manpage"
 	"github.com/hbmfs/hbmfs/internal/volume/checkpoint"
 	"github.com/hbmfs/hbmfs/internal/volume/drain"
@@ -32,7 +32,7 @@ func manual() *manpage.Manual {
 			exit(exitProblems, "a checkpoint is not at the destination; the output says why", "checkpoint drain"),
 			exit(exitProblems, "a line is FAIL, --require is not met, or the file of --deepspeed has errors", "check"),
 			exit(exitProblems, "the file has errors; warnings alone are none", "cufile-json"),
-			exit(exitProblems, "a mount does not answer", "status"),
+			exit(exitProblems, "a mount does not answer, or is degraded", "status"),
 			exit(exitProblems, "a mount would leave files out, or could not read them; they are named", "ls"),
 			exit(exitProblems, "a mount was not upgraded; the output says why", "upgrade"),
 			exit(exitProblems, "some bytes lie in no local file", "locate"),
@@ -78,12 +78,17 @@ func newManCommand(root *cobra.Command) *cobra.Command {
 		Use:    "man [DIRECTORY]",
 		Short:  "Write the manual pages",
 		Hidden: true, // for packagers
-		Args:   cobra.MaximumNArgs(1),
+		Args: func(cmd *cobra.Command, args []string) error {
+			if markdown && len(args) == 0 || !markdown && len(args) == 1 {
+				return nil
+			}
+			return cli.Mistakef("name the directory for the manual pages, or give --markdown: usage: %s", cmd.UseLine())
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if markdown {
 				return manual().Markdown(cmd.OutOrStdout(), root)
 			}
-			return manual().Write(root, strings.Join(args, ""))
+			return manual().Write(root, args[0])
 		},
 	}
 	cmd.Flags().BoolVar(&markdown, "markdown", false, "print one document in Markdown instead: docs/reference/commands.md")

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -24,7 +25,7 @@ const fstabWait = "2m"
 //
 //	mount.fuse.hbmfs SOURCE MOUNTPOINT [-sfnv] [-N namespace] [-o OPTIONS] [-t TYPE]
 func fromMount8(args []string) ([]string, error) {
-	out := []string{mountName, "--wait=" + fstabWait} // options come later, so that one of them may say otherwise
+	out := []string{mountName}
 	var places []string
 	for i := 0; i < len(args); i++ {
 		a := args[i]
@@ -49,7 +50,60 @@ func fromMount8(args []string) ([]string, error) {
 	if len(places) != 2 {
 		return nil, fmt.Errorf("usage: %s SOURCE MOUNTPOINT [-o OPTIONS]", mountHelper)
 	}
-	return append(append(out, "--"), places...), nil
+	out = formerMount(append(append(out, "--"), places...), mountHelper)
+	if out[0] == mountName {
+		out = slices.Insert(out, 1, "--wait="+fstabWait, "--"+formerFlag+"="+mountHelper) // -o comes later, and may name another time
+	}
+	return out, nil
+}
+
+// formerFlag is a hidden flag: the spelling that [formerMount] has translated.
+const formerFlag = "former-spelling"
+
+// formerMount turns a command line of hbmfs mount that asks for a volume into one of hbmfs checkpoint mount or hbmfs kv mount. Earlier
+// releases had the flags --checkpoints and --kv, and lines of /etc/fstab have them as options. by is the former spelling, empty for that of the flag.
+func formerMount(args []string, by string) []string {
+	if len(args) == 0 || args[0] != mountName {
+		return args
+	}
+	volume, out := "", []string{}
+	take := func(word string) bool {
+		switch name, value, _ := strings.Cut(word, "="); {
+		case value != "" && value != "true" || volume != "" || name != "checkpoints" && name != "kv":
+			return false
+		default:
+			volume = name
+			return true
+		}
+	}
+	takeOptions := func(options string) string {
+		return strings.Join(slices.DeleteFunc(strings.Split(options, ","), take), ",")
+	}
+	for i := 1; i < len(args); i++ {
+		a := args[i]
+		name, value, joined := strings.Cut(a, "=")
+		switch {
+		case a == "--":
+			out, i = append(out, args[i:]...), len(args)
+		case strings.HasPrefix(a, "--") && take(a[2:]):
+		case (a == "-o" || a == "--options") && i+1 < len(args):
+			i++
+			out = append(out, a, takeOptions(args[i]))
+		case name == "--options" && joined:
+			out = append(out, name, takeOptions(value))
+		case strings.HasPrefix(a, "-o"):
+			out = append(out, "-o", takeOptions(a[2:]))
+		default:
+			out = append(out, a)
+		}
+	}
+	if volume == "" {
+		return args
+	}
+	if by == "" {
+		by = mountName + " --" + volume
+	}
+	return append([]string{strings.TrimSuffix(volume, "s"), mountName, "--" + formerFlag + "=" + by}, out...)
 }
 
 // applyOptions sets the flags of hbmfs mount that a mount(8) option string names, and returns those that are meant for the
@@ -58,7 +112,11 @@ func (c *mountCommand) applyOptions(options string, flags *pflag.FlagSet) (kerne
 	for _, o := range strings.Split(options, ",") {
 		name, value, hasValue := strings.Cut(o, "=")
 		switch name {
-		case "", "ro", "rw", "defaults", "auto", "noauto", "user", "nouser", "users", "owner", "group", "nofail", "_netdev",
+		case "rw":
+			if err := c.refuseWrites(); err != nil {
+				return nil, err
+			}
+		case "", "ro", "defaults", "auto", "noauto", "user", "nouser", "users", "owner", "group", "nofail", "_netdev",
 			"atime", "noatime", "relatime", "norelatime", "strictatime", "diratime", "nodiratime", "async", "sync", "dirsync", "comment":
 		case "dev", "nodev", "suid", "nosuid", "exec", "noexec":
 			kernel = append(kernel, name)
@@ -76,10 +134,18 @@ func (c *mountCommand) applyOptions(options string, flags *pflag.FlagSet) (kerne
 	return kernel, nil
 }
 
+// refuseWrites refuses the option rw for a dataset. mount(8) passes it for every line of /etc/fstab without ro, which is no wish.
+func (c *mountCommand) refuseWrites() error {
+	if c.former == "" && !c.Checkpoints.On && !c.KV.On {
+		return cli.Mistakef("-o rw: a dataset is mounted read-only; hbmfs checkpoint mount and hbmfs kv mount make mounts that programs write to")
+	}
+	return nil
+}
+
 // setFlag sets the flag that an option names. x-NAME is for others, such as systemd.
 func setFlag(flags *pflag.FlagSet, name, value string, hasValue bool) error {
 	flag := flags.Lookup(strings.ReplaceAll(name, "_", "-"))
-	switch known := flag != nil && flag.Name != "options" && flag.Name != "help"; {
+	switch known := flag != nil && flag.Name != "options" && flag.Name != "help" && flag.Name != formerFlag; {
 	case !known && (strings.HasPrefix(name, "x-") || strings.HasPrefix(name, "X-")):
 		return nil
 	case !known:

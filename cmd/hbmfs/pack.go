@@ -120,7 +120,7 @@ func newPackCommand() *cobra.Command {
 	f.BoolVar(&p.join, "join", false, "make one dataset, OUT, of the parts of all N; their options are those of the parts")
 	f.BoolVar(&o.Restart, "restart", false, "begin anew where an interrupted pack left its state")
 	addRequestFlags(f, &p.source)
-	f.DurationVar(&o.SaveEvery, "save-every", 20*time.Second, "how often to save the state with which an interrupted pack goes on")
+	f.DurationVar(&o.SaveEvery, "save-every", pack.SaveEvery, "how often to save the state with which an interrupted pack goes on")
 	p.takeJSON(cmd)
 	return cmd
 }

@@ -5,11 +5,12 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"time"
 
 	"github.com/spf13/pflag"
 
+	"github.com/hbmfs/hbmfs/cache/fetch"
 	"github.com/hbmfs/hbmfs/internal/daemon/dataset"
+	"github.com/hbmfs/hbmfs/internal/text/manpage"
 )
 
 // addSourceFlags adds the flags of a source.
@@ -26,12 +27,13 @@ func addSourceFlags(f *pflag.FlagSet, c *dataset.Options) {
 	f.StringArrayVar(&c.Allow, "allow-address", nil, "`address`, or prefix such as 127.0.0.0/8, that --refuse-local lets a source be asked at; may be given again")
 	f.DurationVar(&c.Wait, "wait", 0, "how long the mount waits for a remote source that is not there yet: a refused connection, an unknown name, a certificate that is not trusted (default: it fails at once; from /etc/fstab: "+fstabWait+")")
 	addRequestFlags(f, c)
+	manpage.Advanced(f, "cache-segment", "cache-min-free", "cache-scrub", "decode-scan", "strict", "refuse-local", "allow-address", "wait", "connections", "patience", "through", "max-listing")
 }
 
 // addRequestFlags adds the flags of requests to a remote source.
 func addRequestFlags(f *pflag.FlagSet, c *dataset.Options) {
 	f.IntVar(&c.Connections, "connections", 16, "requests to a remote source at once")
-	f.DurationVar(&c.Patience, "patience", 2*time.Minute, "how long a remote source may take for the next MiB of a read, or for a smaller one, before it fails with EIO")
+	f.DurationVar(&c.Patience, "patience", fetch.Patience, "how long a remote source may take for the next MiB of a read, or for a smaller one, before it fails with EIO")
 	f.StringSliceVar(&c.Caches, "through", nil, "caches that are asked before a remote source, as http://HOST:PORT,http://HOST:PORT: each holds its share")
 	f.Var(&c.MaxListing, "max-listing", "memory that the names of a remote source may take (default 1GiB)")
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/commands/top"
 	"github.com/hbmfs/hbmfs/internal/mounts/onmount"
 	"github.com/hbmfs/hbmfs/internal/sys/aside"
+	"github.com/hbmfs/hbmfs/internal/sys/pause"
 	"github.com/hbmfs/hbmfs/internal/text/cli"
 )
 
@@ -28,7 +29,8 @@ func newStatusCommand() *cobra.Command {
 		Long: `Show the source of each MOUNT (a mount point, or a path in a mount), its sets and views, how its bytes are read, and its
 problems. Without MOUNT all mounts of this machine are shown.
 
-A mount whose daemon is gone, stopped or stuck is shown as such, and the exit code is 3. --json prints
+A mount is degraded where reads have failed with ESTALE or EIO, or where its cache does not work. The exit code is 3 for such a
+mount, and for one whose daemon is gone, stopped or stuck. --json prints
 .hbmfs/status of the mount. hbmfs top shows rates.`,
 		Example: "  hbmfs status /mnt/pile\n  hbmfs status --json /mnt/pile | jq '.mounts[].status.notes'",
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -38,7 +40,7 @@ A mount whose daemon is gone, stopped or stuck is shown as such, and the exit co
 		ValidArgsFunction: completeMounts,
 	}
 	c.takeJSON(cmd)
-	cmd.Flags().DurationVar(&c.patience, "timeout", onmount.Patience, "how long a mount may take to answer")
+	cmd.Flags().DurationVar(&c.patience, "timeout", pause.Patience, "how long a mount may take to answer")
 	return cmd
 }
 

@@ -14,6 +14,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/internal/commands/top"
 	"github.com/hbmfs/hbmfs/internal/mounts/onmount"
+	"github.com/hbmfs/hbmfs/internal/sys/pause"
 	"github.com/hbmfs/hbmfs/internal/text/cli"
 )
 
@@ -56,7 +57,7 @@ A mount whose daemon is gone, stopped or stuck is shown as such, and holds nothi
 	f.BoolVar(&c.asJSON, "json", false, "with --once: write JSON")
 	f.BoolVar(&c.asMetrics, "metrics", false, "with --once: write the metrics of all mounts for Prometheus")
 	f.DurationVar(&c.interval, "interval", 2*time.Second, "time between samples")
-	f.DurationVar(&c.patience, "timeout", 2*time.Second, "how long a mount may take to answer")
+	f.DurationVar(&c.patience, "timeout", pause.Patience, "how long a mount may take to answer")
 	addChoice(cmd, &c.by, "sort", top.ByName, strings.Join(top.Orders(), ", ")+": the order of mounts", top.Orders()...)
 	return cmd
 }
@@ -137,7 +138,7 @@ func (c *topCommand) write(rows []top.Row) error {
 		fmt.Fprintln(c.stdout, noMounts)
 		return nil
 	}
-	err := top.WriteTable(c.stdout, rows)
+	err := top.WriteTable(c.stdout, rows, 0)
 	for i := 0; c.once && err == nil && i < len(rows); i++ {
 		fmt.Fprintln(c.stdout)
 		err = top.WriteDetails(c.stdout, &rows[i])

@@ -7,12 +7,13 @@ import (
 
 	"github.com/hbmfs/hbmfs/internal/commands/upgrade"
 	"github.com/hbmfs/hbmfs/internal/mounts/onmount"
+	"github.com/hbmfs/hbmfs/internal/sys/pause"
 	"github.com/hbmfs/hbmfs/internal/text/cli"
 )
 
 func newUpgradeCommand() *cobra.Command {
 	var p printer
-	q := upgrade.Request{Program: onmount.Self(), Patience: onmount.Patience}
+	q := upgrade.Request{Program: onmount.Self(), Patience: pause.Patience}
 	cmd := &cobra.Command{
 		Use:   "upgrade [MOUNTPOINT...]",
 		Short: "Have running mounts go on with this program",

@@ -29,54 +29,6 @@ func checkpointCode(err error) error {
 	return err
 }
 
-// beginDraft begins a draft: in a checkpoint volume past FUSE, elsewhere as a directory.
-func (l *library) beginDraft(path string, part checkpoint.Part) (uint64, error) {
-	if inVolume, err := l.beginVolumeDraft(path, part); inVolume != 0 || err != nil {
-		return inVolume, err
-	}
-	d, err := checkpoint.Begin(context.Background(), path, part)
-	if err != nil {
-		return 0, checkpointCode(err)
-	}
-	return l.add(0, d)
-}
-
-// publish ends the draft's handle if it succeeds.
-func (l *library) publish(handle uint64, files []checkpoint.File) error {
-	thing, err := find[any](l, handle)
-	if err != nil {
-		return err
-	}
-	switch d := thing.(type) {
-	case *checkpoint.Draft:
-		err = checkpointCode(d.Publish(context.Background(), files))
-	case *volumeDraft:
-		err = d.publish(files)
-	default:
-		err = failf(codeInvalid, "handle %d is of another kind than this function takes", handle)
-	}
-	if err == nil {
-		l.remove(handle)
-	}
-	return err
-}
-
-func (l *library) drop(handle uint64) error {
-	thing, err := find[any](l, handle)
-	if err != nil {
-		return err
-	}
-	switch d := thing.(type) {
-	case *checkpoint.Draft:
-		l.remove(handle)
-		return checkpointCode(d.Drop())
-	case *volumeDraft:
-		l.remove(handle)
-		return d.end()
-	}
-	return failf(codeInvalid, "handle %d is of another kind than this function takes", handle)
-}
-
 // complete lists the complete checkpoints in a directory.
 func complete(dir string) (found []checkpoint.Entry, err error) {
 	all, err := checkpoint.List(dir)

@@ -52,8 +52,10 @@ func yes(is bool) C.int32_t {
 //export hbmfs_go_draft_is_in_volume
 func hbmfs_go_draft_is_in_volume(h C.hbmfs_handle, is *C.int32_t, why *C.hbmfs_failure) C.int32_t {
 	return answer(why, func() error {
-		in, err := lib.isInVolume(uint64(h))
-		*is = yes(in)
+		d, err := find[draft](lib.library, uint64(h))
+		if err == nil {
+			*is = yes(d.inVolume())
+		}
 		return err
 	})
 }

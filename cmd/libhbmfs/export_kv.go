@@ -177,7 +177,7 @@ func hbmfs_go_kv_wait(h C.hbmfs_handle, timeout C.int64_t, result *C.hbmfs_kv_re
 	})
 }
 
-func kvMoved(m kv.Moved) C.hbmfs_kv_moved {
+func kvMoved(m kv.BlockBytes) C.hbmfs_kv_moved {
 	return C.hbmfs_kv_moved{mapped: C.int64_t(m.Mapped), staged: C.int64_t(m.Staged), host: C.int64_t(m.Host), memory: C.int64_t(m.Memory), disk: C.int64_t(m.Disk)}
 }
 

@@ -25,7 +25,7 @@ func hbmfs_go_writer_open(o *C.hbmfs_writer_options, out *C.hbmfs_handle, why *C
 	})
 }
 
-func writtenBytes(m writer.Moved) C.hbmfs_written_bytes {
+func writtenBytes(m writer.PathBytes) C.hbmfs_written_bytes {
 	return C.hbmfs_written_bytes{direct: C.int64_t(m.Direct), mapped: C.int64_t(m.Mapped), staged: C.int64_t(m.Staged), buffered: C.int64_t(m.Buffered)}
 }
 

@@ -408,9 +408,8 @@ int32_t hbmfs_draft_is_in_volume(hbmfs_handle draft, int32_t *is, hbmfs_failure 
 int32_t hbmfs_checkpoint_in_volume(const char *path, int32_t *is, hbmfs_failure *why);
 
 /*
- * Opens the draft of the checkpoint at path that another process of this user has begun in a volume, to write files of it.
- * hbmfs_draft_drop then ends the handle, and the draft stays. HBMFS_NOT_FOUND: path lies in no checkpoint volume. HBMFS_STALE: nobody has
- * begun it, or it is over.
+ * Opens the draft of the checkpoint at path that another process of this user has begun, to write files of it. hbmfs_draft_drop then
+ * ends the handle, and the draft stays. Nobody has begun the draft, or it is over: HBMFS_STALE in a volume, HBMFS_NOT_FOUND elsewhere.
  */
 int32_t hbmfs_draft_attach(const char *path, hbmfs_handle *draft, hbmfs_failure *why);
 

@@ -17,7 +17,7 @@ const clientName = "libhbmfs"
 
 // volumeDraft is a draft in a checkpoint volume, which is written past FUSE. begun: this process has begun it.
 type volumeDraft struct {
-	*control.Draft
+	*control.DraftClient
 	begun bool
 }
 
@@ -47,50 +47,7 @@ func volumeCode(err error) error {
 	return err // ENOSPC, EDQUOT, EIO: the system's
 }
 
-// beginVolumeDraft begins a draft where path lies in a checkpoint volume. It gives 0 where it does not.
-func (l *library) beginVolumeDraft(path string, part checkpoint.Part) (uint64, error) {
-	d, err := control.BeginDraft(context.Background(), path, part.Index, part.Of, clientName)
-	switch {
-	case errors.Is(err, control.ErrNoVolume):
-		return 0, nil
-	case err != nil:
-		return 0, volumeCode(err)
-	}
-	return l.add(0, &volumeDraft{d, true})
-}
-
-// attachDraft opens a draft that another process has begun.
-func (l *library) attachDraft(path string) (uint64, error) {
-	d, err := control.AttachDraft(context.Background(), path, clientName)
-	if errors.Is(err, control.ErrNoVolume) {
-		return 0, &failure{codeNotFound, err.Error()}
-	}
-	if err != nil {
-		return 0, volumeCode(err)
-	}
-	return l.add(0, &volumeDraft{d, false})
-}
-
-// inVolume tells whether a checkpoint would be one of a volume.
-func inVolume(path string) (bool, error) {
-	in, err := control.InVolume(context.Background(), path, clientName)
-	return in, volumeCode(err)
-}
-
-// isInVolume tells whether a draft is one of a volume.
-func (l *library) isInVolume(handle uint64) (bool, error) {
-	thing, err := find[any](l, handle)
-	if err != nil {
-		return false, err
-	}
-	switch thing.(type) {
-	case *volumeDraft:
-		return true, nil
-	case *checkpoint.Draft:
-		return false, nil
-	}
-	return false, failf(codeInvalid, "handle %d is of another kind than this function takes", handle)
-}
+func (d *volumeDraft) inVolume() bool { return true }
 
 // publish makes it the checkpoint, if the volume has these files.
 func (d *volumeDraft) publish(files []checkpoint.File) error {
@@ -109,37 +66,22 @@ func (d *volumeDraft) end() error {
 	return d.Close()
 }
 
-// writeDraft starts writing files of a draft.
-func (l *library) writeDraft(handle, draft uint64, files []writer.File, stream *uintptr) (uint64, error) {
-	thing, err := find[any](l, draft)
+func (d *volumeDraft) write(w *writer.Writer, files []writer.File, stream *uintptr) (*writer.Write, error) {
+	g := newGiver(d.DraftClient, files)
+	q, err := w.WriteGiven(d.Path, g.files(), stream)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
-	switch d := thing.(type) {
-	case *checkpoint.Draft:
-		return l.write(handle, d.Dir(), files, stream)
-	case *volumeDraft:
-		w, err := find[*writer.Writer](l, handle)
-		if err != nil {
-			return 0, err
-		}
-		g := newGiver(d.Draft, files)
-		q, err := w.WriteGiven(d.Path, g.files(), stream)
-		if err != nil {
-			return 0, err
-		}
-		go func() { // ends with the write
-			<-q.Done()
-			g.close()
-		}()
-		return l.add(handle, q)
-	}
-	return 0, failf(codeInvalid, "handle %d is of another kind than this function takes", draft)
+	go func() { // ends with the write
+		<-q.Done()
+		g.close()
+	}()
+	return q, nil
 }
 
 // giver asks for files as a write comes to them, since descriptors are few.
 type giver struct {
-	draft *control.Draft
+	draft *control.DraftClient
 	list  []writer.File
 
 	mu      sync.Mutex // guards what follows
@@ -148,7 +90,7 @@ type giver struct {
 	next    int // the first that was not asked for
 }
 
-func newGiver(d *control.Draft, files []writer.File) *giver {
+func newGiver(d *control.DraftClient, files []writer.File) *giver {
 	return &giver{draft: d, list: files, pens: make([]*os.File, len(files)), numbers: make([]uint32, len(files))}
 }
 

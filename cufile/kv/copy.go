@@ -12,6 +12,7 @@ import (
 	"unsafe"
 
 	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/cufile"
 	"github.com/hbmfs/hbmfs/cufile/internal/crew"
 	"github.com/hbmfs/hbmfs/cufile/internal/driver"
 	"github.com/hbmfs/hbmfs/internal/sys/uncached"
@@ -27,7 +28,7 @@ type job struct {
 	sums   bool // crc is wanted
 	crc    uint32
 	want   uint32 // what crc must be, of a get
-	path   Path
+	path   cufile.Path
 	err    error // why the tier could not be read or written
 }
 
@@ -55,12 +56,12 @@ func (s *Store) copyAll(ctx context.Context, jobs []*job, in bool, after driver.
 		registered := j.tier.prepare(j.offset)
 		switch {
 		case !j.block.hbm:
-			j.path, host = Host, append(host, j)
+			j.path, host = cufile.Host, append(host, j)
 		case registered:
-			j.path, mapped = Mapped, append(mapped, j)
+			j.path, mapped = cufile.Mapped, append(mapped, j)
 			list = s.fragments(list, j)
 		default:
-			j.path, staged = Staged, append(staged, j)
+			j.path, staged = cufile.Staged, append(staged, j)
 		}
 	}
 	if after != 0 && (len(host) > 0 || len(mapped) > 0 && hasHost(mapped) || len(staged) > 0) { // memory of the host may be what the stream writes to

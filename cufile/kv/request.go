@@ -9,6 +9,7 @@ import (
 	"syscall"
 
 	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/cufile"
 	"github.com/hbmfs/hbmfs/cufile/internal/driver"
 )
 
@@ -17,7 +18,7 @@ type Result struct {
 	Outcomes []Outcome            // of each block or key, in order
 	Tokens   []uint64             // of a Pin: of each key that is Done; else nil
 	Survives []control.KVSurvival // of a Put: of each block that is Done, what it survives; else nil
-	Moved    Moved
+	Moved    BlockBytes
 }
 
 type kind int
@@ -119,11 +120,11 @@ func (q *Request) moved(j *job) {
 	defer q.mu.Unlock()
 	n, m := j.block.size, &q.result.Moved
 	switch j.path {
-	case Mapped:
+	case cufile.Mapped:
 		m.Mapped += n
-	case Staged:
+	case cufile.Staged:
 		m.Staged += n
-	case Host:
+	case cufile.Host:
 		m.Host += n
 	}
 	if j.tier.kind == control.KVMemory {

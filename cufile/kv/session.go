@@ -19,12 +19,8 @@ type session struct {
 	epoch  control.Epoch
 }
 
-// How long the next daemon is waited for: a holder gives up after 30 s.
-const (
-	redialTime  = 40 * time.Second
-	redialPause = 50 * time.Millisecond
-	lookPause   = time.Second
-)
+// lookPause is the time between two looks at the daemon of a store that asks nothing.
+const lookPause = time.Second
 
 // errRestarted says that the volume was mounted again: what the earlier daemon gave is void.
 var errRestarted = fmt.Errorf("the volume was mounted again: %w", control.ErrStale)
@@ -46,7 +42,7 @@ func (s *Store) ask(ctx context.Context, on *session, f func(n *control.Namespac
 		select {
 		case <-ctx.Done():
 			return nil, ctx.Err()
-		case <-time.After(redialPause):
+		case <-time.After(control.RedialPause):
 		}
 	}
 }

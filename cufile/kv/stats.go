@@ -1,23 +1,13 @@
 package kv
 
-// Path is a way between memory and a slot.
-type Path string
-
-// The paths.
-const (
-	Mapped Path = "mapped" // between the GPU and a slot that is registered with CUDA
-	Staged Path = "staged" // through pinned memory
-	Host   Path = "host"   // by the CPU
-)
-
-// Moved counts bytes of blocks, by path, and by the tier that they lay in or went to.
-type Moved struct {
+// BlockBytes counts bytes of blocks, by path, and by the tier that they lay in or went to.
+type BlockBytes struct {
 	Mapped, Staged, Host int64
 	Memory, Disk         int64
 	Direct               int64 // of Disk, past the page cache
 }
 
-func (m *Moved) add(o Moved) {
+func (m *BlockBytes) add(o BlockBytes) {
 	m.Mapped += o.Mapped
 	m.Staged += o.Staged
 	m.Host += o.Host
@@ -28,7 +18,7 @@ func (m *Moved) add(o Moved) {
 
 // Stats are what a Store has done since it was opened.
 type Stats struct {
-	Put, Get        Moved
+	Put, Get        BlockBytes
 	Stored, Present int64  // blocks of puts that were stored; that were there before
 	Refused         int64  // blocks of puts that were not stored
 	Loaded, Missing int64  // blocks of gets

@@ -19,10 +19,9 @@ const HostDevice = -1
 
 // Errors of a Store, also those of the packages below.
 var (
-	ErrClosed    = crew.ErrClosed
-	ErrUnderWay  = crew.ErrUnderWay
-	ErrReadOnly  = errors.New("the store was opened without Write")
-	ErrWrongSize = errors.New("blocks of another size")
+	ErrClosed   = crew.ErrClosed
+	ErrUnderWay = crew.ErrUnderWay
+	ErrReadOnly = errors.New("the store was opened without Write")
 )
 
 // Options configure a Store.
@@ -60,7 +59,7 @@ func (o *Options) setDefaults() error {
 		o.slot = slotBytes
 	}
 	if o.redial == 0 {
-		o.redial = redialTime
+		o.redial = control.NextDaemonTime
 	}
 	if o.look == 0 {
 		o.look = lookPause

@@ -16,21 +16,21 @@ func (q *Write) choose(ctx context.Context) (Choice, error) {
 	why := "asked for"
 	switch wish {
 	case Buffered:
-		return Choice{Buffered, why}, nil
+		return Choice{Path: Buffered, Why: why}, nil
 	case Mapped:
 		if q.dir.inMemory() {
-			return Choice{Mapped, why}, nil
+			return Choice{Path: Mapped, Why: why}, nil
 		}
 		why = "mapped: the files do not lie in memory (tmpfs)"
 	case Staged:
 		if !q.dir.inMemory() {
-			return Choice{Staged, why}, nil
+			return Choice{Path: Staged, Why: why}, nil
 		}
 		why = "staged: the files lie in memory, and cannot be written past it"
 	case Direct, Auto:
 		proof, ok, err := q.proveDirect(ctx)
 		if err != nil || ok {
-			return Choice{Direct, proof}, err
+			return Choice{Path: Direct, Why: proof}, err
 		}
 		why = "direct: " + proof
 	}
@@ -38,15 +38,15 @@ func (q *Write) choose(ctx context.Context) (Choice, error) {
 	case o.Require:
 		return Choice{}, fmt.Errorf("write to %s: %w: %s", q.dir.path, ErrUnavailable, why)
 	case wish == Staged:
-		return Choice{Buffered, why}, nil
+		return Choice{Path: Buffered, Why: why}, nil
 	case q.dir.inMemory() && wish == Auto:
-		return Choice{Mapped, "the files lie in memory"}, nil
+		return Choice{Path: Mapped, Why: "the files lie in memory"}, nil
 	case q.dir.inMemory():
-		return Choice{Mapped, why}, nil
+		return Choice{Path: Mapped, Why: why}, nil
 	case wish == Auto:
-		return Choice{Staged, "the files lie on storage; " + why}, nil
+		return Choice{Path: Staged, Why: "the files lie on storage; " + why}, nil
 	}
-	return Choice{Staged, why}, nil
+	return Choice{Path: Staged, Why: why}, nil
 }
 
 // worthProof is the bytes of HBM from which Auto spends the second that it takes to prove Direct.

@@ -5,21 +5,22 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/hbmfs/hbmfs/cufile"
 	"github.com/hbmfs/hbmfs/cufile/internal/crew"
 	"github.com/hbmfs/hbmfs/cufile/internal/driver"
 	"github.com/hbmfs/hbmfs/cufile/internal/source"
 )
 
-// Path is a way for bytes to get into a file.
-type Path string
+// Path is a way for bytes: those of [cufile.Path] that lead into a file, and [Buffered].
+type Path = cufile.Path
 
 // The paths.
 const (
-	Auto     Path = "auto"     // chosen for each write, see [Choice]
-	Direct   Path = "direct"   // HBM to storage by DMA, proven for the directory
-	Mapped   Path = "mapped"   // HBM to the pages of a file of tmpfs, which is mapped and registered with CUDA
-	Staged   Path = "staged"   // HBM to pinned memory, and from memory to storage past the page cache (O_DIRECT)
-	Buffered Path = "buffered" // the same through the page cache
+	Auto          = cufile.Auto   // chosen for each write, see [Choice]
+	Direct        = cufile.Direct // HBM to storage by DMA, proven for the directory
+	Mapped        = cufile.Mapped // HBM to the pages of a file of tmpfs, which is mapped and registered with CUDA
+	Staged        = cufile.Staged // HBM to pinned memory, and from memory to storage past the page cache (O_DIRECT)
+	Buffered Path = "buffered"    // the same through the page cache
 )
 
 // Paths are the names of all paths, auto first.
@@ -34,27 +35,24 @@ func ParsePath(s string) (Path, error) {
 }
 
 // Choice is the path that a write took, and why.
-type Choice struct {
-	Path Path
-	Why  string
-}
+type Choice = cufile.Choice
 
-// Moved counts bytes of files by the path that they took. Zeros between parts count, too.
-type Moved struct {
+// PathBytes counts bytes of files by the path that they took. Zeros between parts count, too.
+type PathBytes struct {
 	Direct, Mapped, Staged, Buffered int64
 }
 
 // Total is all bytes.
-func (m Moved) Total() int64 { return m.Direct + m.Mapped + m.Staged + m.Buffered }
+func (m PathBytes) Total() int64 { return m.Direct + m.Mapped + m.Staged + m.Buffered }
 
-func (m *Moved) add(n Moved) {
+func (m *PathBytes) add(n PathBytes) {
 	m.Direct += n.Direct
 	m.Mapped += n.Mapped
 	m.Staged += n.Staged
 	m.Buffered += n.Buffered
 }
 
-func (m *Moved) count(p Path, n int64) {
+func (m *PathBytes) count(p Path, n int64) {
 	switch p {
 	case Direct:
 		m.Direct += n

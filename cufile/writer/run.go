@@ -86,7 +86,7 @@ func (q *Write) runMapped(ctx context.Context) error {
 		case errors.Is(err, errUnmapped) && q.w.opt.Require:
 			return fmt.Errorf("write to %s: %w: %w", q.dir.path, ErrUnavailable, err)
 		case errors.Is(err, errUnmapped):
-			q.result.Choice = Choice{Buffered, err.Error()}
+			q.result.Choice = Choice{Path: Buffered, Why: err.Error()}
 			return q.writeUpTo(ctx, q.chunks)
 		case err != nil:
 			return err

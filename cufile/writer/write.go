@@ -22,7 +22,7 @@ type Written struct {
 // Result says what a write did.
 type Result struct {
 	Files    []Written
-	Moved    Moved
+	Moved    PathBytes
 	Choice   Choice
 	Took     time.Duration // from the call to the last sync
 	Prepared time.Duration // of it, until pages of the files were there and registered: the mapped path only
@@ -51,7 +51,7 @@ type Write struct {
 	err    error  // likewise
 
 	mu    sync.Mutex // guards what follows
-	moved Moved
+	moved PathBytes
 }
 
 // Write starts making files in a directory. Files that cannot be are refused at once, with ErrPlan or ErrMemory; a directory that
@@ -163,7 +163,7 @@ func (q *Write) finish() {
 	for _, o := range q.outputs {
 		q.result.Files = append(q.result.Files, Written{o.name, o.size, o.sums})
 		if direct, why := o.isDirect(); q.result.Choice.Path == Staged && !direct && why != "" {
-			q.result.Choice = Choice{Buffered, why}
+			q.result.Choice = Choice{Path: Buffered, Why: why}
 		}
 	}
 	q.w.account(q.moved, q.result.Choice)

@@ -88,7 +88,7 @@ type Writer struct {
 
 // Stats are what a Writer has done since it was opened.
 type Stats struct {
-	Moved  Moved
+	Moved  PathBytes
 	Writes int64 // that ended well
 	Last   Choice
 }
@@ -170,7 +170,7 @@ func (w *Writer) Stats() Stats {
 	return w.stats
 }
 
-func (w *Writer) account(m Moved, c Choice) {
+func (w *Writer) account(m PathBytes, c Choice) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.stats.Moved.add(m)

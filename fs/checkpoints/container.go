@@ -68,7 +68,7 @@ func (c *containers) of(h *fuse.InHeader) (container.ID, error) {
 }
 
 // await has a draft end with its container. The caller may have the volume's mu.
-func (d *draft) await() {
+func (d *mountedDraft) await() {
 	c := &d.v.containers
 	if d.home == "" || !c.on {
 		return
@@ -89,7 +89,7 @@ const settleTime = 10 * time.Second
 
 // settled finds a draft by its name in the root. Where its container may just have ended, settled waits until the draft is gone, or
 // stays: a pod that takes another's place shall not meet its drafts.
-func (v *Volume) settled(name string) *draft {
+func (v *Volume) settled(name string) *mountedDraft {
 	for end := time.Now().Add(settleTime); ; time.Sleep(settleTime / 1000) {
 		d := v.draftShown(name)
 		if d == nil || !d.watch.Doubtful() || time.Now().After(end) {
@@ -99,7 +99,7 @@ func (v *Volume) settled(name string) *draft {
 }
 
 // abandon removes a draft whose container has ended. One that is just being published may become a checkpoint.
-func (d *draft) abandon(ctx context.Context) error {
+func (d *mountedDraft) abandon(ctx context.Context) error {
 	for {
 		d.publishSaid(ctx, d.publishAlone) // its writers have ended, too
 		switch err := d.enter(open, dropped); {
@@ -114,7 +114,7 @@ func (d *draft) abandon(ctx context.Context) error {
 		case !errors.Is(err, unix.EBUSY):
 			return nil // it was published, or dropped
 		}
-		if err := pause.For(ctx, patience/20); err != nil {
+		if err := pause.For(ctx, 5*pause.Look); err != nil {
 			return err
 		}
 	}

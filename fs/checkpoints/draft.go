@@ -14,11 +14,12 @@ import (
 
 	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/internal/sys/container"
+	"github.com/hbmfs/hbmfs/internal/sys/pause"
 	"github.com/hbmfs/hbmfs/internal/volume/checkpoint"
 )
 
-// draft is a checkpoint that is being written through the mount.
-type draft struct {
+// mountedDraft is a checkpoint that is being written through the mount.
+type mountedDraft struct {
 	v     *Volume
 	owner checkpoint.Owner
 	home  container.ID     // it ends with that; "" for the mount
@@ -41,13 +42,13 @@ type draft struct {
 	told    atomic.Int64 // when the kernel was last told of its name, ns
 
 	// The volume's mu guards the fields below.
-	dir     *place // its directory, also once that has its name; nil when nobody knows it any more
-	name    string // that it will be published under
-	was     string // while it is renamed
-	shown   string // in the root
-	lock    string // among the kept files
-	why     string // it was not published
-	nodes   int    // in the books
+	dir     *opened // its directory, also once that has its name; nil when nobody knows it any more
+	name    string  // that it will be published under
+	was     string  // while it is renamed
+	shown   string  // in the root
+	lock    string  // among the kept files
+	why     string  // it was not published
+	nodes   int     // in the books
 	word    word
 	writers map[writer]bool   // processes that wrote to it, and live; the empty one may write for ever
 	threads map[uint32]writer // of those
@@ -67,11 +68,8 @@ const (
 	dropped
 )
 
-// patience is how long publishing waits for files that the kernel is about to close.
-const patience = 2 * time.Second
-
 // change begins a change of the draft. end ends it.
-func (d *draft) change() (end func(), err error) {
+func (d *mountedDraft) change() (end func(), err error) {
 	if d == nil {
 		return nil, unix.ESTALE
 	}
@@ -92,7 +90,7 @@ func (d *draft) change() (end func(), err error) {
 }
 
 // enter moves the draft from one stage to another, once all changes are over.
-func (d *draft) enter(from, to stage) error {
+func (d *mountedDraft) enter(from, to stage) error {
 	d.gate.Lock()
 	defer d.gate.Unlock()
 	switch d.state {
@@ -108,14 +106,14 @@ func (d *draft) enter(from, to stage) error {
 	}
 }
 
-func (d *draft) isPublished() bool {
+func (d *mountedDraft) isPublished() bool {
 	d.gate.RLock()
 	defer d.gate.RUnlock()
 	return d.state == published
 }
 
 // begin makes a draft that the root shows as shown.
-func (v *Volume) begin(ctx context.Context, shown string, owner checkpoint.Owner, home container.ID) (*draft, error) {
+func (v *Volume) begin(ctx context.Context, shown string, owner checkpoint.Owner, home container.ID) (*mountedDraft, error) {
 	name := strings.TrimSuffix(shown, Suffix)
 	v.mu.Lock()
 	there := v.drafts[name]
@@ -131,7 +129,7 @@ func (v *Volume) begin(ctx context.Context, shown string, owner checkpoint.Owner
 		v.room.drafts.Book(owner.UID, -1)
 		return nil, err
 	}
-	d := &draft{v: v, name: name, shown: shown, owner: owner, home: home, watch: container.NewWatch(home), since: time.Now(), book: book}
+	d := &mountedDraft{v: v, name: name, shown: shown, owner: owner, home: home, watch: container.NewWatch(home), since: time.Now(), book: book}
 	d.changed.Store(d.since.UnixNano())
 	if err = d.attach(); err == nil {
 		err = v.add(d)
@@ -147,13 +145,13 @@ func (v *Volume) begin(ctx context.Context, shown string, owner checkpoint.Owner
 }
 
 // attach opens the draft's directory, and makes the node of it.
-func (d *draft) attach() error {
+func (d *mountedDraft) attach() error {
 	base := checkpoint.DraftBase(d.name)
 	fd, err := unix.Openat(int(d.v.self.Fd()), base, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}
-	d.dir = &place{v: d.v, fd: fd, users: 1}
+	d.dir = &opened{v: d.v, fd: fd, users: 1}
 	st, err := statx(fd, "")
 	if err != nil {
 		return err
@@ -163,7 +161,7 @@ func (d *draft) attach() error {
 }
 
 // detach lets the draft's directory go. The caller has mu, or nobody else knows the draft.
-func (d *draft) detach() {
+func (d *mountedDraft) detach() {
 	if d.dir != nil {
 		d.dir.leave()
 		d.dir = nil
@@ -171,7 +169,7 @@ func (d *draft) detach() {
 }
 
 // add makes a draft known, and has the holder keep it before anybody hears of it.
-func (v *Volume) add(d *draft) error {
+func (v *Volume) add(d *mountedDraft) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.drafts[d.name] != nil {
@@ -188,7 +186,7 @@ func (v *Volume) add(d *draft) error {
 }
 
 // over takes a draft out of the books.
-func (v *Volume) over(d *draft) {
+func (v *Volume) over(d *mountedDraft) {
 	defer v.unwatchAll(d)
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -215,7 +213,7 @@ func (v *Volume) over(d *draft) {
 }
 
 // publish publishes the draft under a name. After an error it is what it was.
-func (d *draft) publish(ctx context.Context, name string) (err error) {
+func (d *mountedDraft) publish(ctx context.Context, name string) (err error) {
 	v, asked := d.v, time.Now()
 	if err := d.enter(open, sealing); err != nil {
 		return err
@@ -237,7 +235,7 @@ func (d *draft) publish(ctx context.Context, name string) (err error) {
 	if err := d.rename(ctx, name, d.shown); err != nil {
 		return err
 	}
-	if err := d.book.PublishAll(ctx, checkpoint.SealOptions{Patience: patience, Sync: d.syncFile, Mapped: d.mapped, Room: d.mayMake, Progress: func(done, total int64) {
+	if err := d.book.PublishAll(ctx, checkpoint.SealOptions{Patience: pause.Patience, Sync: d.syncFile, Mapped: d.mapped, Room: d.mayMake, Progress: func(done, total int64) {
 		d.total.Store(total)
 		d.sealed.Store(total)
 		d.done.Store(done)
@@ -251,7 +249,7 @@ func (d *draft) publish(ctx context.Context, name string) (err error) {
 }
 
 // mayMake books memory for a manifest, and tells whether the draft's user may have it. A negative number gives it back.
-func (d *draft) mayMake(bytes int64) bool {
+func (d *mountedDraft) mayMake(bytes int64) bool {
 	if bytes < 0 {
 		d.v.room.seals.Book(d.owner.UID, bytes)
 		return true
@@ -261,7 +259,7 @@ func (d *draft) mayMake(bytes int64) bool {
 
 // settle waits until the kernel asks again for the name that the draft had: from then on it is the checkpoint's. The kernel counts from when it
 // takes the answer, which is late where CPUs are busy. A caller that asks to publish has taken its own.
-func (d *draft) settle(asked time.Time) {
+func (d *mountedDraft) settle(asked time.Time) {
 	told := time.Unix(0, d.told.Load())
 	if told.Before(asked) && told.Add(answerTaken).After(asked) {
 		told = asked
@@ -270,7 +268,7 @@ func (d *draft) settle(asked time.Time) {
 }
 
 // rename gives the draft another name to be published under, and in the root.
-func (d *draft) rename(ctx context.Context, name, shown string) error {
+func (d *mountedDraft) rename(ctx context.Context, name, shown string) error {
 	v := d.v
 	v.mu.Lock()
 	if v.drafts[name] != nil && v.drafts[name] != d {
@@ -308,7 +306,7 @@ func (d *draft) rename(ctx context.Context, name, shown string) error {
 }
 
 // setMode sets the mode that the draft will have as a checkpoint.
-func (d *draft) setMode(ctx context.Context, mode uint32) {
+func (d *mountedDraft) setMode(ctx context.Context, mode uint32) {
 	v := d.v
 	v.mu.Lock()
 	d.owner.Mode = modeOf(mode)
@@ -319,7 +317,7 @@ func (d *draft) setMode(ctx context.Context, mode uint32) {
 }
 
 // drop removes an empty draft.
-func (d *draft) drop() error {
+func (d *mountedDraft) drop() error {
 	if err := d.enter(open, dropped); err != nil {
 		return err
 	}
@@ -359,7 +357,7 @@ type publishing struct {
 }
 
 // command answers the ioctl of hbmfs publish.
-func (d *draft) command(verb control.DraftVerb) (r control.DraftReply) {
+func (d *mountedDraft) command(verb control.DraftVerb) (r control.DraftReply) {
 	d.run.Lock()
 	defer d.run.Unlock()
 	switch {

@@ -133,7 +133,7 @@ func (v *Volume) mayMap(n *node, flags uint32) {
 }
 
 // mapped tells whether a program could map a file of the draft for writing. Of files that were made past the mount nobody knows.
-func (d *draft) mapped(f *os.File) bool {
+func (d *mountedDraft) mapped(f *os.File) bool {
 	st, err := statx(int(f.Fd()), "")
 	if err != nil {
 		return true

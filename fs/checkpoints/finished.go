@@ -44,7 +44,7 @@ type word struct {
 }
 
 // finished notes that torch's DCP has renamed .metadata, or takes that back.
-func (d *draft) finished(is bool) {
+func (d *mountedDraft) finished(is bool) {
 	v := d.v
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -55,7 +55,7 @@ func (d *draft) finished(is bool) {
 }
 
 // rewritten takes the word of .metadata back, where a file is written again.
-func (d *draft) rewritten() {
+func (d *mountedDraft) rewritten() {
 	if d == nil {
 		return
 	}
@@ -94,7 +94,7 @@ func (v *Volume) tracked(ctx context.Context, n *node, thread uint32) error {
 }
 
 // draftNamed finds a draft that will be published under a name and has it already.
-func (v *Volume) draftNamed(name string) *draft {
+func (v *Volume) draftNamed(name string) *mountedDraft {
 	if checkpoint.CheckName(name) != nil {
 		return nil
 	}
@@ -103,7 +103,7 @@ func (v *Volume) draftNamed(name string) *draft {
 
 // goesOn publishes what a process has named in DeepSpeed's latest: it goes on, so all ranks have passed the barrier.
 func (v *Volume) goesOn(ctx context.Context, thread uint32) {
-	var named []*draft
+	var named []*mountedDraft
 	v.mu.Lock()
 	for _, d := range v.drafts {
 		if d.word.Latest != 0 {
@@ -123,7 +123,7 @@ func (v *Volume) goesOn(ctx context.Context, thread uint32) {
 }
 
 // publishSaid publishes a draft of which a framework has said that it is finished. Nobody waits for it; the status says why it was not.
-func (d *draft) publishSaid(ctx context.Context, publish func(ctx context.Context, name string) error) {
+func (d *mountedDraft) publishSaid(ctx context.Context, publish func(ctx context.Context, name string) error) {
 	d.v.mu.Lock()
 	name, said := d.name, d.word != word{} && d.shown == d.name
 	d.v.mu.Unlock()
@@ -133,7 +133,7 @@ func (d *draft) publishSaid(ctx context.Context, publish func(ctx context.Contex
 }
 
 // publishAlone publishes where no request of the kernel waits for it.
-func (d *draft) publishAlone(ctx context.Context, name string) error {
+func (d *mountedDraft) publishAlone(ctx context.Context, name string) error {
 	end, err := d.v.inner.Task(d.owner.UID, "publish", []byte(name))
 	if err != nil {
 		d.v.unpublished(d, err)
@@ -150,7 +150,7 @@ type writer struct {
 }
 
 // wrote notes that a thread changes a draft. A process that this daemon cannot see, or cannot watch, may write for ever.
-func (d *draft) wrote(thread uint32) {
+func (d *mountedDraft) wrote(thread uint32) {
 	if d == nil || d == d.v.side {
 		return
 	}
@@ -191,7 +191,7 @@ const (
 )
 
 // follow waits for the end of a writer. The caller has mu.
-func (d *draft) follow(w writer) {
+func (d *mountedDraft) follow(w writer) {
 	v := d.v
 	if w == (writer{}) {
 		return // it stays among the writers
@@ -227,7 +227,7 @@ func (d *draft) follow(w writer) {
 }
 
 // left notes that a writer has ended. After the last one the draft is what it is.
-func (d *draft) left(w writer) {
+func (d *mountedDraft) left(w writer) {
 	v := d.v
 	v.mu.Lock()
 	delete(d.writers, w)

@@ -230,7 +230,7 @@ const lockPrefix = "lock-of-draft-"
 func isLock(name string) bool { return strings.HasPrefix(name, lockPrefix) }
 
 // keepLock has the holder keep a draft's lock.
-func (v *Volume) keepLock(d *draft) {
+func (v *Volume) keepLock(d *mountedDraft) {
 	if v.opt.Life == nil {
 		return
 	}
@@ -255,7 +255,7 @@ func (v *Volume) unkept(err error) {
 	v.opt.Log.Warn("the holder of the mount does not keep the drafts as they are now", "error", err)
 }
 
-func (d *draft) kept() keptDraft {
+func (d *mountedDraft) kept() keptDraft {
 	return keptDraft{
 		Name: d.name, Was: d.was, Shown: d.shown, UID: d.owner.UID, GID: d.owner.GID, Mode: uint32(d.owner.Mode), Since: d.since, Lock: d.lock, Home: d.home,
 		Lost: d.lost, Word: d.word, Writers: slices.Collect(maps.Keys(d.writers)),
@@ -274,7 +274,7 @@ func (v *Volume) adopt(k keptDraft) {
 			v.opt.Log.Info("a draft is over", "name", name, "reason", err)
 			continue
 		}
-		d := &draft{v: v, name: name, shown: k.Shown, owner: owner, home: k.Home, watch: container.NewWatch(k.Home), since: k.Since, book: book, lock: k.Lock, lost: k.Lost, word: k.Word}
+		d := &mountedDraft{v: v, name: name, shown: k.Shown, owner: owner, home: k.Home, watch: container.NewWatch(k.Home), since: k.Since, book: book, lock: k.Lock, lost: k.Lost, word: k.Word}
 		d.changed.Store(time.Now().UnixNano())
 		d.told.Store(time.Now().UnixNano()) // perhaps, by the daemon before
 		if err = d.attach(); err == nil {
@@ -303,7 +303,7 @@ func (v *Volume) adopt(k keptDraft) {
 const known = 1 << 40
 
 // find makes nodes of all that is in a draft.
-func (d *draft) find(in *node, dir int, at string) error {
+func (d *mountedDraft) find(in *node, dir int, at string) error {
 	in.lookups = known
 	fd, err := beneath(dir, path.Join(".", at), unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {

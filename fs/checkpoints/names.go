@@ -9,6 +9,7 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 	"golang.org/x/sys/unix"
 
+	"github.com/hbmfs/hbmfs/fs"
 	"github.com/hbmfs/hbmfs/internal/mounts/handover"
 	"github.com/hbmfs/hbmfs/internal/volume/checkpoint"
 )
@@ -174,7 +175,7 @@ func (v *Volume) create(in *node, name string, req *fuse.CreateIn, out *fuse.Cre
 		return nil, nil, err
 	}
 	if o.made != found {
-		out.SetAttrTimeout(dirTimeout) // until it is written: the kernel then forgets them itself
+		out.SetAttrTimeout(fs.ShortTimeout) // until it is written: the kernel then forgets them itself
 	}
 	if err = v.opened(n, o, &req.InHeader, req.Flags, &out.OpenOut); err != nil {
 		v.forget(n.ino, 1)
@@ -295,7 +296,7 @@ func (v *Volume) unlink(in *node, h *fuse.InHeader, name string, flags int) erro
 		defer in.draft.names.Unlock()
 	}
 	st, err := statx(at, name)
-	var p *place
+	var p *opened
 	if err == nil {
 		if flags != 0 {
 			p = v.about(in, name, st, h.Uid)

@@ -18,17 +18,17 @@ const outer = 1 << 62
 type node struct {
 	ino        uint64
 	generation uint64 // tells files apart that have one inode number after the other
-	draft      *draft
+	draft      *mountedDraft
 	isDir      bool
 
 	// The volume's mu guards the fields below.
 	parent  *node // nil for the draft itself
 	name    string
 	lookups uint64
-	counts  bool   // for the share of its draft's user: see room.nodes
-	gone    bool   // it has no name any more
-	place   *place // of a directory that was used lately, or has lost its name:
-	held    bool   // then it counts for the user opener
+	counts  bool    // for the share of its draft's user: see room.nodes
+	gone    bool    // it has no name any more
+	place   *opened // of a directory that was used lately, or has lost its name:
+	held    bool    // then it counts for the user opener
 
 	use     sync.Mutex // guards who opens and closes; taken before the volume's mu, which guards the fields below, too
 	opens   int

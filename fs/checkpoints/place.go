@@ -10,29 +10,29 @@ import (
 // mostPlaces is how many directories of drafts stay open after they were used. A program that writes many files makes most of them in one.
 const mostPlaces = 64
 
-// place is a file or directory of a draft that is open, to name it or what is in it. It closes when its last user has ended.
-type place struct {
+// opened is a file or directory of a draft that is open, to name it or what is in it. It closes when its last user has ended.
+type opened struct {
 	v     *Volume
 	fd    int
 	users int // guarded by the volume's mu; the node or draft that keeps it is one
 }
 
 // end ends a use.
-func (p *place) end() {
+func (p *opened) end() {
 	p.v.mu.Lock()
 	defer p.v.mu.Unlock()
 	p.leave()
 }
 
 // leave ends a use. The caller has the volume's mu.
-func (p *place) leave() {
+func (p *opened) leave() {
 	if p.users--; p.users == 0 {
 		_ = unix.Close(p.fd) // opened to name it
 	}
 }
 
 // at opens a node to name it. It is the file that the kernel means, or an error. The caller calls end.
-func (n *node) at() (*place, error) {
+func (n *node) at() (*opened, error) {
 	if n.draft == nil {
 		return nil, unix.ESTALE
 	}
@@ -42,7 +42,7 @@ func (n *node) at() (*place, error) {
 }
 
 // follow is at for a caller that has the draft's names.
-func (n *node) follow() (*place, error) {
+func (n *node) follow() (*opened, error) {
 	v := n.draft.v
 	p, err := n.placed()
 	if p != nil || err != nil {
@@ -68,7 +68,7 @@ func (n *node) follow() (*place, error) {
 		_ = unix.Close(fd) // opened to name it
 		return nil, err
 	}
-	p = &place{v: v, fd: fd, users: 1}
+	p = &opened{v: v, fd: fd, users: 1}
 	if n.isDir {
 		v.keepPlace(n, p)
 	}
@@ -76,7 +76,7 @@ func (n *node) follow() (*place, error) {
 }
 
 // placed gives a node's place where it is open already.
-func (n *node) placed() (*place, error) {
+func (n *node) placed() (*opened, error) {
 	v := n.draft.v
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -90,7 +90,7 @@ func (n *node) placed() (*place, error) {
 		if err != nil {
 			return nil, err
 		}
-		return &place{v: v, fd: fd, users: 1}, nil
+		return &opened{v: v, fd: fd, users: 1}, nil
 	case p != nil:
 		p.users++
 	case n.gone:
@@ -101,7 +101,7 @@ func (n *node) placed() (*place, error) {
 
 // about opens a directory that is about to lose its name, so that who has it open goes on with it as on the disk. It is nil where nobody
 // knows the directory, or the user has as many files open as it may. The caller has the draft's names.
-func (v *Volume) about(in *node, name string, st *unix.Statx_t, uid uint32) *place {
+func (v *Volume) about(in *node, name string, st *unix.Statx_t, uid uint32) *opened {
 	v.mu.Lock()
 	n := v.nodes[st.Ino]
 	v.mu.Unlock()
@@ -117,7 +117,7 @@ func (v *Volume) about(in *node, name string, st *unix.Statx_t, uid uint32) *pla
 }
 
 // without keeps a directory open that has lost its name, until the kernel forgets it.
-func (v *Volume) without(ino uint64, p *place, uid uint32) {
+func (v *Volume) without(ino uint64, p *opened, uid uint32) {
 	if p == nil {
 		return
 	}
@@ -134,7 +134,7 @@ func (v *Volume) without(ino uint64, p *place, uid uint32) {
 }
 
 // top is the place of a draft's own directory.
-func (d *draft) top() (*place, error) {
+func (d *mountedDraft) top() (*opened, error) {
 	d.v.mu.Lock()
 	defer d.v.mu.Unlock()
 	if d.dir == nil {
@@ -145,7 +145,7 @@ func (d *draft) top() (*place, error) {
 }
 
 // keepPlace keeps a directory open for the next one who names what is in it.
-func (v *Volume) keepPlace(n *node, p *place) {
+func (v *Volume) keepPlace(n *node, p *opened) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if n.place != nil || v.nodes[n.ino] != n {

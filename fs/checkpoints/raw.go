@@ -23,9 +23,6 @@ const rootID = fuse.FUSE_ROOT_ID
 
 func isOuter(id uint64) bool { return id&outer != 0 }
 
-// dirTimeout is how long the kernel keeps what it was told of directories of a draft. Files change behind it, by passthrough.
-const dirTimeout = time.Second
-
 // draftTimeout is how long the kernel keeps the name of a draft, which may soon be a published one's: see [draft.settle].
 const draftTimeout = 50 * time.Millisecond
 
@@ -49,18 +46,18 @@ func (r *router) fail(verb string, err error) fuse.Status {
 func told(n *node, st *unix.Statx_t, out *fuse.EntryOut) {
 	out.NodeId, out.Generation = n.ino|outer, n.generation
 	attr(st, &out.Attr)
-	out.SetEntryTimeout(dirTimeout)
+	out.SetEntryTimeout(fs.ShortTimeout)
 	if n.draft.root == n {
 		out.SetEntryTimeout(draftTimeout)
 		n.draft.told.Store(time.Now().UnixNano())
 	}
 	if n.isDir {
-		out.SetAttrTimeout(dirTimeout)
+		out.SetAttrTimeout(fs.ShortTimeout)
 	}
 }
 
 // tellDraft looks a draft up.
-func (r *router) tellDraft(d *draft, out *fuse.EntryOut) fuse.Status {
+func (r *router) tellDraft(d *mountedDraft, out *fuse.EntryOut) fuse.Status {
 	st, err := d.root.stat()
 	if err != nil {
 		return r.fail("look up", err)
@@ -125,7 +122,7 @@ func (r *router) nodeAttr(n *node, out *fuse.AttrOut) fuse.Status {
 	}
 	attr(st, &out.Attr)
 	if n.isDir {
-		out.SetTimeout(dirTimeout)
+		out.SetTimeout(fs.ShortTimeout)
 	}
 	return fuse.OK
 }
@@ -137,7 +134,7 @@ func (r *router) rootAttr(out *fuse.AttrOut) fuse.Status {
 	}
 	attr(st, &out.Attr)
 	out.Ino = rootID
-	out.SetTimeout(dirTimeout)
+	out.SetTimeout(fs.ShortTimeout)
 	return fuse.OK
 }
 
@@ -228,7 +225,7 @@ func (r *router) Unlink(cancel <-chan struct{}, h *fuse.InHeader, name string) f
 	case h.NodeId == rootID:
 		return fuse.Status(syscall.EISDIR)
 	case !isOuter(h.NodeId):
-		return r.Mount.Unlink(cancel, h, name)
+		return r.frozen(r.Mount.Unlink(cancel, h, name))
 	}
 	return r.unlink(h, name, 0)
 }
@@ -249,9 +246,17 @@ func (r *router) Rmdir(cancel <-chan struct{}, h *fuse.InHeader, name string) fu
 	case h.NodeId == rootID:
 		return r.fail("remove", r.v.rmdirTop(h, name))
 	case !isOuter(h.NodeId):
-		return r.Mount.Rmdir(cancel, h, name)
+		return r.frozen(r.Mount.Rmdir(cancel, h, name))
 	}
 	return r.unlink(h, name, unix.AT_REMOVEDIR)
+}
+
+// frozen tells whoever looks into the status or the log what removes a published checkpoint: an errno cannot. One stray rm -r must not.
+func (r *router) frozen(status fuse.Status) fuse.Status {
+	if status == fuse.EROFS {
+		r.v.refuse("rm in a published checkpoint: its files never change; hbmfs checkpoint rm %[1]s/NAME, or rmdir %[1]s/NAME, removes the whole checkpoint", r.Point())
+	}
+	return status
 }
 
 func (r *router) Rename(cancel <-chan struct{}, in *fuse.RenameIn, old, name string) fuse.Status {

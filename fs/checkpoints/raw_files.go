@@ -112,7 +112,7 @@ func (r *router) Lseek(cancel <-chan struct{}, in *fuse.LseekIn, out *fuse.Lseek
 		return r.Mount.Lseek(cancel, in, out)
 	}
 	n, err := r.v.node(in.NodeId)
-	var at *place
+	var at *opened
 	if err == nil {
 		at, err = n.at()
 	}

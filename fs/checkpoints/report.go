@@ -68,7 +68,7 @@ func (v *Volume) refuse(format string, args ...any) {
 
 // Status implements [fs.Top].
 func (v *Volume) Status() *status.Checkpoints {
-	s := &status.Checkpoints{Directory: v.home.Path(), Drafts: []status.Draft{}, Published: v.published(), Refused: []string{}}
+	s := &status.Checkpoints{Directory: v.home.Path(), Drafts: []status.DraftState{}, Published: v.published(), Refused: []string{}}
 	var disk unix.Statfs_t
 	if err := unix.Fstatfs(int(v.self.Fd()), &disk); err == nil {
 		s.Free = int64(disk.Bavail) * disk.Frsize
@@ -83,9 +83,9 @@ func (v *Volume) Status() *status.Checkpoints {
 		s.Drafts = append(s.Drafts, d.status())
 	}
 	for _, d := range v.fast.Drafts() {
-		s.Drafts = append(s.Drafts, status.Draft{Name: d.Name, UID: d.UID, PID: d.PID, Since: d.Began, Open: d.Files - d.Sealed, Total: d.Bytes, Past: true})
+		s.Drafts = append(s.Drafts, status.DraftState{Name: d.Name, UID: d.UID, PID: d.PID, Since: d.Began, Open: d.Files - d.Sealed, Total: d.Bytes, Past: true})
 	}
-	slices.SortFunc(s.Drafts, func(a, b status.Draft) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(s.Drafts, func(a, b status.DraftState) int { return strings.Compare(a.Name, b.Name) })
 	return s
 }
 
@@ -127,8 +127,8 @@ func (v *Volume) published() []status.Published {
 	return all
 }
 
-func (d *draft) status() status.Draft {
-	s := status.Draft{
+func (d *mountedDraft) status() status.DraftState {
+	s := status.DraftState{
 		Name: d.shown, UID: d.owner.UID, Since: d.since, Idle: time.Since(time.Unix(0, d.changed.Load())).Seconds(), Done: d.done.Load(), Total: d.total.Load(), Refused: d.why,
 	}
 	s.Sealing = s.Total > 0 && s.Done < s.Total
@@ -141,7 +141,7 @@ func (d *draft) status() status.Draft {
 }
 
 // unpublished notes why a draft was not published. Everybody reads the status: it names a file only where everybody may list the checkpoint.
-func (v *Volume) unpublished(d *draft, err error) {
+func (v *Volume) unpublished(d *mountedDraft, err error) {
 	why := err.Error()
 	if d.owner.Mode&0o005 != 0o005 {
 		v.opt.Log.Warn("a draft was not published", "draft", d.shown, "error", err)

@@ -40,7 +40,7 @@ func (r *room) count(n *node, by int64) {
 }
 
 // moreNodes refuses more files where the draft's user has as many as it may.
-func (d *draft) moreNodes() error {
+func (d *mountedDraft) moreNodes() error {
 	uid, nodes := d.owner.UID, d.v.room.nodes
 	if d == d.v.side || nodes.Fit(uid, 1) {
 		return nil

@@ -31,7 +31,7 @@ func (v *Volume) mayChange(h *fuse.InHeader) error {
 }
 
 // mkdirTop begins a draft.
-func (v *Volume) mkdirTop(ctx context.Context, req *fuse.MkdirIn, name string) (*draft, error) {
+func (v *Volume) mkdirTop(ctx context.Context, req *fuse.MkdirIn, name string) (*mountedDraft, error) {
 	if again, _ := handover.Resent(req.Unique); again { // the daemon before may have made it
 		if d := v.draftShown(name); d != nil && d.owner.UID == req.Uid {
 			v.opt.Life.Settle(ctx)

@@ -27,8 +27,8 @@ func (v *Volume) openSide() error {
 	if err != nil {
 		return err
 	}
-	d := &draft{v: v, name: ".", shown: "the root", nodes: 1} // which keeps the directory
-	d.dir = &place{v: v, fd: int(v.self.Fd()), users: 1}
+	d := &mountedDraft{v: v, name: ".", shown: "the root", nodes: 1} // which keeps the directory
+	d.dir = &opened{v: v, fd: int(v.self.Fd()), users: 1}
 	d.root = &node{ino: st.Ino, draft: d, isDir: true, file: -1, generation: generation(st)}
 	v.side = d
 	return nil

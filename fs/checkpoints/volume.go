@@ -53,7 +53,7 @@ type Volume struct {
 	room       room
 	origin     *cache.Dir
 	inner      *fs.Mount
-	side       *draft         // has the side files
+	side       *mountedDraft  // has the side files
 	fast       *drafts.Server // has the drafts of writers that go past the kernel
 	removed    []string       // leftovers, at the start
 	foreign    []string
@@ -61,7 +61,7 @@ type Volume struct {
 	containers containers
 
 	mu       sync.Mutex // guards the fields below
-	drafts   map[string]*draft
+	drafts   map[string]*mountedDraft
 	nodes    map[uint64]*node
 	placed   []*node                    // directories that stay open, the oldest first
 	listings map[uint64][]fuse.DirEntry // of open directories
@@ -82,7 +82,7 @@ var _ fs.Top = (*Volume)(nil)
 // removed: their writers are gone with the mount that they wrote through.
 func Open(ctx context.Context, dir string, opt Options) (v *Volume, err error) {
 	v = &Volume{
-		opt: opt, drafts: map[string]*draft{}, nodes: map[uint64]*node{}, listings: map[uint64][]fuse.DirEntry{}, handles: map[uint64]*node{}, plain: map[uint64]int{}, infos: map[string]info{},
+		opt: opt, drafts: map[string]*mountedDraft{}, nodes: map[uint64]*node{}, listings: map[uint64][]fuse.DirEntry{}, handles: map[uint64]*node{}, plain: map[uint64]int{}, infos: map[string]info{},
 		lastList: uint64(time.Now().UnixNano()), room: newRoom(),
 	}
 	defer func() {
@@ -198,7 +198,7 @@ func (v *Volume) Close() error {
 func (v *Volume) End() {
 	v.containers.end()
 	v.mu.Lock()
-	all := make([]*draft, 0, len(v.drafts))
+	all := make([]*mountedDraft, 0, len(v.drafts))
 	for _, d := range v.drafts {
 		all = append(all, d)
 	}
@@ -241,7 +241,7 @@ func (v *Volume) Around(inner *fs.Mount) fuse.RawFileSystem {
 }
 
 // draftShown finds a draft by its name in the root.
-func (v *Volume) draftShown(name string) *draft {
+func (v *Volume) draftShown(name string) *mountedDraft {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if d := v.drafts[strings.TrimSuffix(name, Suffix)]; d != nil && d.shown == name {

@@ -39,7 +39,7 @@ func newVolume(t *testing.T, log io.Writer) *Volume {
 }
 
 // newDraft begins a draft with directories in it.
-func newDraft(t *testing.T, v *Volume, name string, dirs int) *draft {
+func newDraft(t *testing.T, v *Volume, name string, dirs int) *mountedDraft {
 	t.Helper()
 	d, err := v.begin(t.Context(), name, checkpoint.Owner{UID: uint32(os.Geteuid()), GID: uint32(os.Getegid()), Mode: 0o755}, "")
 	if err != nil {
@@ -68,7 +68,7 @@ func TestPlacesAreBounded(t *testing.T) {
 	before := openFiles(t)
 	d := newDraft(t, v, "step.tmp", 3*mostPlaces)
 	nodes := make([]*node, 3*mostPlaces)
-	var first *place
+	var first *opened
 	for i := range nodes {
 		n, _, err := v.find(d.root, fmt.Sprint(i))
 		if err != nil {
@@ -123,7 +123,7 @@ func TestFilesAreBounded(t *testing.T) {
 	var log strings.Builder
 	v := newVolume(t, &log)
 	v.room.nodes = shares.New(8*each, each, 2)
-	begin := func(name string, uid uint32) *draft {
+	begin := func(name string, uid uint32) *mountedDraft {
 		t.Helper()
 		d, err := v.begin(t.Context(), name, checkpoint.Owner{UID: uid, GID: uid, Mode: 0o755}, "")
 		if err != nil {
@@ -131,7 +131,7 @@ func TestFilesAreBounded(t *testing.T) {
 		}
 		return d
 	}
-	fill := func(d *draft, what string) (made []*node, err error) {
+	fill := func(d *mountedDraft, what string) (made []*node, err error) {
 		for i := range 3 * each {
 			req := fuse.MknodIn{InHeader: fuse.InHeader{Caller: fuse.Caller{Owner: fuse.Owner{Uid: d.owner.UID, Gid: d.owner.GID}}}, Mode: unix.S_IFREG | 0o644}
 			n, _, err := v.mknod(d.root, fmt.Sprint(what, i), &req)
@@ -184,7 +184,7 @@ func TestFilesAreBounded(t *testing.T) {
 // TestStages: who may change a draft, and which stages follow one another.
 func TestStages(t *testing.T) {
 	for state, errno := range map[stage]error{open: nil, sealing: unix.EBUSY, published: unix.EROFS, dropped: unix.ESTALE} {
-		d := &draft{state: state}
+		d := &mountedDraft{state: state}
 		end, err := d.change()
 		if !errors.Is(err, errno) {
 			t.Errorf("a change in stage %d: %v", state, err)
@@ -207,7 +207,7 @@ func TestStages(t *testing.T) {
 			t.Errorf("seal in stage %d: %v", state, err)
 		}
 	}
-	var none *draft
+	var none *mountedDraft
 	if _, err := none.change(); !errors.Is(err, unix.ESTALE) {
 		t.Errorf("a change of what is over: %v", err)
 	}
@@ -216,7 +216,7 @@ func TestStages(t *testing.T) {
 // TestSettles: whoever publishes waits until the kernel asks for the name again, and not where it asks anyway.
 func TestSettles(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := &draft{}
+		d := &mountedDraft{}
 		for ago, want := range map[time.Duration]time.Duration{0: draftForgotten, time.Second: draftForgotten, answerTaken + time.Nanosecond: 0, time.Hour: 0} {
 			d.told.Store(time.Now().Add(-ago).UnixNano())
 			began := time.Now()

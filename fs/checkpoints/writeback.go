@@ -55,7 +55,7 @@ func (n *node) lose(err error) error {
 }
 
 // isLost returns what a sync of the file said earlier.
-func (d *draft) isLost(ino, generation uint64, name string) error {
+func (d *mountedDraft) isLost(ino, generation uint64, name string) error {
 	d.v.mu.Lock()
 	defer d.v.mu.Unlock()
 	if l, ok := d.lost[ino]; ok && l.Generation == generation {
@@ -126,7 +126,7 @@ func (n *node) witness(at int) (fd int, held bool, err error) {
 }
 
 // syncFile syncs a file of the draft that is published: see [checkpoint.SealOptions].
-func (d *draft) syncFile(name string, f *os.File) error {
+func (d *mountedDraft) syncFile(name string, f *os.File) error {
 	st, err := statx(int(f.Fd()), "")
 	if err != nil {
 		return err
@@ -190,7 +190,7 @@ func (v *Volume) unwatch(n *node) {
 }
 
 // unwatchAll closes the descriptors of all files of a draft that is over.
-func (v *Volume) unwatchAll(d *draft) {
+func (v *Volume) unwatchAll(d *mountedDraft) {
 	var all []*node
 	v.mu.Lock()
 	for _, n := range v.nodes {

@@ -82,9 +82,6 @@ const outer = 1 << 62
 
 const rootID = fuse.FUSE_ROOT_ID
 
-// shownFor is how long the kernel keeps what it was told of a namespace.
-const shownFor = time.Second
-
 func isOuter(id uint64) bool { return id&outer != 0 }
 
 // nodeID is the same in all lives of the mount.
@@ -117,8 +114,8 @@ func (r *router) Lookup(cancel <-chan struct{}, h *fuse.InHeader, name string, o
 		if e.Name == name {
 			attr(&e, &out.Attr)
 			out.NodeId, out.Generation = nodeID(&e), 1
-			out.SetEntryTimeout(shownFor)
-			out.SetAttrTimeout(shownFor)
+			out.SetEntryTimeout(fs.ShortTimeout)
+			out.SetAttrTimeout(fs.ShortTimeout)
 			return fuse.OK
 		}
 	}
@@ -135,7 +132,7 @@ func (r *router) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.A
 		return fuse.ENOENT
 	}
 	attr(e, &out.Attr)
-	out.SetTimeout(shownFor)
+	out.SetTimeout(fs.ShortTimeout)
 	return fuse.OK
 }
 
@@ -191,8 +188,8 @@ func (r *router) ReadDirPlus(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.
 		if slot != nil && of != nil {
 			attr(of, &slot.Attr)
 			slot.NodeId, slot.Generation = nodeID(of), 1
-			slot.SetEntryTimeout(shownFor)
-			slot.SetAttrTimeout(shownFor)
+			slot.SetEntryTimeout(fs.ShortTimeout)
+			slot.SetAttrTimeout(fs.ShortTimeout)
 		}
 		return slot != nil
 	})

@@ -26,16 +26,12 @@ type Checkpoints struct {
 // check refuses what a volume of checkpoints cannot be made of, and flags that are of no use without one.
 func (c *Checkpoints) check(m *Mount) error {
 	switch {
-	case c.Drain != "" && !c.On:
-		return cli.Mistakef("--drain copies the checkpoints of a mount with --checkpoints: give both, or hbmfs checkpoint drain without a mount")
 	case c.Drain == "" && (c.Keep != 0 || c.Rate != drain.Auto || c.TakeOver):
 		return cli.Mistakef("--keep, --drain-rate and --drain-take-over belong to --drain: give that, too")
 	case c.Keep < 0:
 		return cli.Mistakef("--keep %d: want a number of checkpoints", c.Keep)
 	case c.On:
-		return m.checkVolume("--checkpoints", "drafts are", "files have the owners who wrote them")
-	case c.Containers:
-		return cli.Mistakef("--draft-life is about drafts, which a mount with --checkpoints has: give both")
+		return m.checkVolume("a checkpoint volume", "drafts are", "files have the owners who wrote them")
 	}
 	return nil
 }

@@ -26,22 +26,18 @@ func TestMistakes(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, c := range []mistake{
-		{"--drain copies the checkpoints of a mount with --checkpoints", func(m *Mount) { m.Checkpoints.Drain = "s3://b/run" }},
 		{"belong to --drain", func(m *Mount) { m.Checkpoints.On, m.Checkpoints.Keep = true, 2 }},
 		{"belong to --drain", func(m *Mount) { m.Checkpoints.TakeOver = true }},
 		{"--keep -1", func(m *Mount) {
 			m.Checkpoints.On, m.Checkpoints.Drain, m.Checkpoints.Keep = true, "s3://b/run", -1
 		}},
-		{"--draft-life is about drafts", func(m *Mount) { m.Checkpoints.Containers = true }},
 		{"s3://b is an address", func(m *Mount) { m.Checkpoints.On, m.Source = true, "s3://b" }},
-		{"--checkpoints goes without", func(m *Mount) { m.Checkpoints.On, m.Options.UID = true, new(uint32) }},
-		{"--checkpoints goes without", func(m *Mount) { m.Checkpoints.On, m.Select = true, []string{"a=b"} }},
-		{"--size, --memory and --disk-io belong to --kv", func(m *Mount) { m.KV.Memory = 1 << 30 }},
+		{"a checkpoint volume takes no --format", func(m *Mount) { m.Checkpoints.On, m.Options.UID = true, new(uint32) }},
+		{"a checkpoint volume takes no --format", func(m *Mount) { m.Checkpoints.On, m.Select = true, []string{"a=b"} }},
 		{`want direct or buffered, not "mapped"`, func(m *Mount) { m.KV.On, m.KV.Size, m.KV.DiskIO = true, 1<<30, "mapped" }},
-		{"different volumes", func(m *Mount) { m.KV.On, m.KV.Size, m.Checkpoints.On = true, 1<<30, true }},
-		{"--kv needs --size", func(m *Mount) { m.KV.On = true }},
+		{"--size is missing", func(m *Mount) { m.KV.On = true }},
 		{"at least 1MiB, or none", func(m *Mount) { m.KV.On, m.KV.Size, m.KV.Memory = true, 1<<30, 1 }},
-		{"--kv goes without", func(m *Mount) { m.KV.On, m.KV.Size, m.Dataset.CacheDir = true, 1<<30, dir }},
+		{"a KV volume takes no --format", func(m *Mount) { m.KV.On, m.KV.Size, m.Dataset.CacheDir = true, 1<<30, dir }},
 	} {
 		m := &Mount{Source: dir, Point: t.TempDir()}
 		c.change(m)

@@ -46,23 +46,19 @@ const leastSize = 1 << 20
 // check refuses what a KV volume cannot be made of.
 func (k *KV) check(m *Mount) error {
 	switch {
-	case !k.On && (k.Size != 0 || k.Memory != 0 || k.DiskIO != ""):
-		return cli.Mistakef("--size, --memory and --disk-io belong to --kv: give that, too")
 	case !k.On:
 		return nil
 	case k.DiskIO != "" && k.DiskIO != diskDirect && k.DiskIO != diskBuffered:
 		return cli.Mistakef("--disk-io: want direct or buffered, not %q", k.DiskIO)
-	case m.Checkpoints.On:
-		return cli.Mistakef("--kv and --checkpoints are different volumes: give one of them")
 	case k.Size < leastSize:
-		return cli.Mistakef("--kv needs --size, the bytes that it may take of the disk of %s, and at least 1MiB: such as --size 200GiB", m.Source)
+		return cli.Mistakef("--size is missing: a KV volume needs it, the bytes of the disk of %s that blocks may take, at least 1MiB: such as --size 200GiB", m.Source)
 	case k.Memory != 0 && k.Memory < leastSize:
 		return cli.Mistakef("--memory: want at least 1MiB, or none")
 	}
 	if free := memoryFree(); free > 0 && int64(k.Memory) > free {
 		return fmt.Errorf("--memory %s is more than this machine has free (%s): name less", size.Binary(int64(k.Memory)), size.Decimal(free))
 	}
-	return m.checkVolume("--kv", "blocks are", "namespaces have the owners who made them")
+	return m.checkVolume("a KV volume", "blocks are", "namespaces have the owners who made them")
 }
 
 // memoryFree is how much memory programs can get without swapping, as the kernel estimates it; 0 where it does not.

@@ -99,7 +99,7 @@ func (m *Mount) check(ctx context.Context) error {
 		return err
 	}
 	if m.Options.Frozen && (m.Checkpoints.On || m.KV.On || m.Dataset.Strict || m.Dataset.CacheDir != "" || cli.IsRemote(m.Source)) {
-		return cli.Mistakef("--frozen is for a directory that is mounted as it is: give no address, --checkpoints, --kv, --cache-dir or --strict with it")
+		return cli.Mistakef("--frozen is for a dataset in a directory that is mounted as it is: no address, no volume, no --cache-dir and no --strict")
 	}
 	if err := m.Checkpoints.check(m); err != nil {
 		return err
@@ -135,7 +135,7 @@ func (m *Mount) checkPoint(ctx context.Context) error {
 
 // clearDead takes the mount away that is at the mount point, if its daemon is gone. Readers that still hold passthrough files
 // go on.
-func (m *Mount) clearDead(ctx context.Context, place *mountpoint.Place) error {
+func (m *Mount) clearDead(ctx context.Context, place *mountpoint.Location) error {
 	switch a := onmount.Ask(ctx, place.Path); {
 	case ctx.Err() != nil:
 		return ctx.Err()
@@ -160,12 +160,12 @@ func (m *Mount) clearDead(ctx context.Context, place *mountpoint.Place) error {
 
 // checkVolume refuses a source and flags that are of no use for a volume that programs write to. what names what is written, and owners says why
 // files have theirs.
-func (m *Mount) checkVolume(flag, what, owners string) error {
+func (m *Mount) checkVolume(volume, what, owners string) error {
 	if cli.IsRemote(m.Source) {
-		return cli.Mistakef("%s: %s is an address, and %s written to a local disk: name a directory", flag, m.Source, what)
+		return cli.Mistakef("%s: %s is an address, and %s written to a local disk: name a directory", volume, m.Source, what)
 	}
 	if m.Options.Layout.Format != "" || len(m.Select) > 0 || m.Dataset.CacheDir != "" || m.Options.UID != nil || m.Options.GID != nil {
-		return cli.Mistakef("%s goes without --format, --select, --cache-dir, --uid and --gid: %s", flag, owners)
+		return cli.Mistakef("%s takes no --format, --select, --cache-dir, --uid and --gid: %s", volume, owners)
 	}
-	return checkApart(flag, m.Source, m.Point)
+	return checkApart(volume, m.Source, m.Point)
 }

@@ -45,24 +45,24 @@ func checkPoint(point, source string) (notes []string, err error) {
 
 // checkApart makes sure that the directory of a volume is one, and that it and the mount point hide nothing of each other. flag is the
 // volume's.
-func checkApart(flag, source, point string) error {
+func checkApart(volume, source, point string) error {
 	dir, err := os.Stat(source)
 	if err != nil {
-		return fmt.Errorf("open the directory of %s (mkdir -p makes it): %w", flag, err)
+		return fmt.Errorf("open the directory of %s (mkdir -p makes it): %w", volume, err)
 	}
 	if !dir.IsDir() {
-		return fmt.Errorf("%s: %s is no directory", flag, source)
+		return fmt.Errorf("%s: %s is no directory", volume, source)
 	}
 	on, err := os.Stat(point)
 	if err == nil && os.SameFile(dir, on) {
-		return fmt.Errorf("%s: %s cannot be mounted on itself: name another mount point", flag, source)
+		return fmt.Errorf("%s: %s cannot be mounted on itself: name another mount point", volume, source)
 	}
 	abs, err := filepath.Abs(source)
 	if err != nil {
 		return err
 	}
 	if rel, err := filepath.Rel(abs, point); err == nil && filepath.IsLocal(rel) {
-		return fmt.Errorf("%s: the mount point %s lies in the directory itself: name one outside", flag, point)
+		return fmt.Errorf("%s: the mount point %s lies in the directory itself: name one outside", volume, point)
 	}
 	return nil
 }

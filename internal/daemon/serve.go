@@ -27,6 +27,9 @@ func (m *Mount) serve(ctx context.Context, life *handover.Life, report *ready.Re
 	defer closeLog()
 	opt := m.Options
 	opt.Life, opt.Log, opt.Layout.Select = life, m.newLog(out), m.selected.List
+	if m.LogFile != "" || !m.Foreground {
+		opt.LogFile = m.logName()
+	}
 	began := time.Now()
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
@@ -172,7 +175,7 @@ func openTracer(version string, log *slog.Logger) *trace.Tracer {
 
 // closeTracer sends the last spans, if the collector takes them soon.
 func closeTracer(tracer *trace.Tracer) {
-	const soon = 3 * time.Second
+	const soon = 3 * time.Second // somebody may wait for the end of the daemon
 	ctx, cancel := context.WithTimeout(context.Background(), soon)
 	defer cancel()
 	_ = tracer.Close(ctx) // the log names lost spans

@@ -64,7 +64,7 @@ func (s *start) run(ctx context.Context) error {
 		_ = daemon.Process.Signal(syscall.SIGTERM) // it may be gone already
 		select {
 		case <-over:
-		case <-time.After(orderlyTime): // it waits where a signal does not reach, for a dead network filesystem for one
+		case <-time.After(onmount.OrderlyTime): // it waits where a signal does not reach, for a dead network filesystem for one
 			_ = daemon.Process.Kill()
 		}
 	})
@@ -94,9 +94,6 @@ func (s *start) run(ctx context.Context) error {
 	return s.died(how, wrote, errors.Join(readErr, s.keepWords(wrote)))
 }
 
-// orderlyTime is how long an interrupted daemon may take to clean up.
-const orderlyTime = 3 * time.Second
-
 // endOfDaemon waits for the end of a daemon that makes no mount, and returns how it ended, nil where it has not in time.
 func endOfDaemon(daemon *exec.Cmd) *os.ProcessState {
 	ended := make(chan *os.ProcessState, 1)
@@ -107,7 +104,7 @@ func endOfDaemon(daemon *exec.Cmd) *os.ProcessState {
 	select {
 	case state := <-ended:
 		return state
-	case <-time.After(orderlyTime + aside.Grace):
+	case <-time.After(onmount.OrderlyTime + aside.Grace):
 		return nil
 	}
 }

@@ -53,7 +53,7 @@ type Options struct {
 	Force        bool    // write into a directory that is not empty
 	Part         Part    // write one part of several, for Join; the zero value writes the whole
 	Restart      bool    // begin anew where an interrupted run left its state
-	// SaveEvery is how often the state is saved with which the next run goes on; default 20 s.
+	// SaveEvery is how often the state is saved with which the next run goes on; default [SaveEvery].
 	SaveEvery time.Duration
 
 	// Progress is called from one goroutine, after each batch, with bytes of the source.

@@ -79,8 +79,8 @@ func (w *writer) pick() *stream {
 	return w.train
 }
 
-// saveEvery is how often the state is saved, where the options do not say.
-const saveEvery = 20 * time.Second
+// SaveEvery is how often the state is saved, where the options do not say.
+const SaveEvery = 20 * time.Second
 
 // begin goes on with an interrupted run, or begins anew.
 func (w *writer) begin(restart bool) error {
@@ -156,7 +156,7 @@ func (w *writer) batch(ctx context.Context, b *batch) error {
 	w.at, w.read, w.clean = *b.next, b.read, true
 	every := w.plan.SaveEvery
 	if every <= 0 {
-		every = saveEvery
+		every = SaveEvery
 	}
 	if time.Since(w.saved) < every {
 		return nil

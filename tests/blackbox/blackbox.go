@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -94,9 +95,20 @@ type Mount struct {
 	dir    string
 }
 
+// MountCommand is the command that mounts. A flag --checkpoints or --kv, which it takes away, chooses that of a volume.
+func MountCommand(flags *[]string) []string {
+	for flag, command := range map[string]string{"--checkpoints": "checkpoint", "--kv": "kv"} {
+		if i := slices.Index(*flags, flag); i >= 0 {
+			*flags = slices.Delete(slices.Clone(*flags), i, i+1)
+			return []string{command, "mount"}
+		}
+	}
+	return []string{"mount"}
+}
+
 // Mount mounts source on dir, which must exist, and returns when the mount is ready. Close it.
 func (b Binary) Mount(ctx context.Context, source, dir string, flags ...string) (*Mount, error) {
-	args := append(append([]string{"mount"}, flags...), source, dir)
+	args := append(append(MountCommand(&flags), flags...), source, dir)
 	// A pipe would be inherited by the daemon, and waiting for its end would wait for the daemon's.
 	messages, err := os.CreateTemp("", "hbmfs-mount-*.log")
 	if err != nil {

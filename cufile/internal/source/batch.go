@@ -17,7 +17,7 @@ func (o *Opener) OpenMany(ctx context.Context, names []string) []File {
 	files := make([]File, len(names))
 	inMount := map[string][]int{} // by the mount's root
 	paths := make([]string, len(names))
-	dirs := map[string]place{}
+	dirs := map[string]mountPath{}
 	for i, name := range names {
 		if p := placeOf(filepath.Dir(name), dirs); p.root != "" {
 			paths[i] = filepath.Join(p.inside, filepath.Base(name))
@@ -30,11 +30,11 @@ func (o *Opener) OpenMany(ctx context.Context, names []string) []File {
 	return files
 }
 
-// place is where a directory lies in a mount; zero for one that is in none.
-type place struct{ root, inside string }
+// mountPath is where a directory lies in a mount; zero for one that is in none.
+type mountPath struct{ root, inside string }
 
 // placeOf asks about directories alone, and about each once: asking about each file would cost the round trips that a lookup saves.
-func placeOf(dir string, known map[string]place) place {
+func placeOf(dir string, known map[string]mountPath) mountPath {
 	p, ok := known[dir]
 	if ok {
 		return p
@@ -50,7 +50,7 @@ func placeOf(dir string, known map[string]place) place {
 		p.inside, err = filepath.Rel(p.root, whole)
 	}
 	if err != nil || strings.HasPrefix(p.inside, "..") {
-		p = place{}
+		p = mountPath{}
 	}
 	known[dir] = p
 	return p

@@ -18,30 +18,30 @@ const every = time.Second
 // Tally counts the bytes of one file since the last report. The zero value is ready.
 type Tally struct {
 	mu    sync.Mutex // guards what follows
-	moved map[key]control.Moved
+	moved map[key]control.PathReport
 	said  time.Time
 }
 
 type key struct {
-	path   control.Path
+	path   control.PathNumber
 	reason string
 }
 
 // Add counts the bytes of one read that took a path. Figures in a reason stand in parentheses, and details after a semicolon: the daemon
 // hears of neither.
-func (t *Tally) Add(path control.Path, reason string, bytes int64) {
+func (t *Tally) Add(path control.PathNumber, reason string, bytes int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.moved == nil {
-		t.moved = map[key]control.Moved{}
+		t.moved = map[key]control.PathReport{}
 	}
 	k := key{path, kindOf(reason)}
 	sum := t.moved[k]
-	t.moved[k] = control.Moved{Path: path, Reason: k.reason, Bytes: sum.Bytes + bytes, Reads: sum.Reads + 1}
+	t.moved[k] = control.PathReport{Path: path, Reason: k.reason, Bytes: sum.Bytes + bytes, Reads: sum.Reads + 1}
 }
 
 // Due gives what is to be reported now, if anything is.
-func (t *Tally) Due() []control.Moved {
+func (t *Tally) Due() []control.PathReport {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if time.Since(t.said) < every {
@@ -51,14 +51,14 @@ func (t *Tally) Due() []control.Moved {
 }
 
 // Rest gives all that was not reported.
-func (t *Tally) Rest() []control.Moved {
+func (t *Tally) Rest() []control.PathReport {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.drain()
 }
 
 // drain needs mu.
-func (t *Tally) drain() (list []control.Moved) {
+func (t *Tally) drain() (list []control.PathReport) {
 	for _, sum := range t.moved {
 		list = append(list, sum)
 	}
@@ -81,7 +81,7 @@ func kindOf(why string) string {
 }
 
 // Report tells a daemon which bytes were moved. That the daemon may be gone by now is no reason for a reader to fail.
-func Report(daemon func() *control.Client, list []control.Moved) {
+func Report(daemon func() *control.Client, list []control.PathReport) {
 	if len(list) == 0 {
 		return
 	}

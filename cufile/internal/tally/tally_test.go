@@ -46,7 +46,7 @@ func TestDueOnceASecond(t *testing.T) {
 		time.Sleep(every)
 		due(6)
 		all.Add(control.PathHost, "asked for", 8)
-		if rest := all.Rest(); len(rest) != 1 || rest[0] != (control.Moved{Path: control.PathHost, Reason: "asked for", Bytes: 8, Reads: 1}) {
+		if rest := all.Rest(); len(rest) != 1 || rest[0] != (control.PathReport{Path: control.PathHost, Reason: "asked for", Bytes: 8, Reads: 1}) {
 			t.Errorf("the rest is %v", rest)
 		}
 		var readers Readers

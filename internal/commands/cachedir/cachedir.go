@@ -147,18 +147,18 @@ type Removal struct {
 	Bytes     int64  `json:"bytes"`
 }
 
-// Choice says which segments go: those whose source and object fit the patterns that are not empty, or all.
-type Choice struct {
+// Filter says which segments go: those whose source and object fit the patterns that are not empty, or all.
+type Filter struct {
 	Source, Object string
 	All            bool
 }
 
-func (c *Choice) fits(g *store.Segment) bool {
+func (c *Filter) fits(g *store.Segment) bool {
 	return c.All || g.Damage == "" && (c.Source == "" || glob(c.Source).MatchString(g.Source)) && (c.Object == "" || glob(c.Object).MatchString(g.Object))
 }
 
 // Remove takes segments out of a cache. With an error comes what was removed before it.
-func Remove(ctx context.Context, dir string, s *store.Store, which Choice) (Removal, error) {
+func Remove(ctx context.Context, dir string, s *store.Store, which Filter) (Removal, error) {
 	done := Removal{Directory: dir}
 	err := s.Segments(ctx, false, func(g store.Segment) error {
 		if !which.fits(&g) {

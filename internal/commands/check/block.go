@@ -87,7 +87,7 @@ type Block struct {
 	path      string
 }
 
-func (m *Machine) readBlocks(s *Snapshot) {
+func (m *Machine) readBlocks(s *Recording) {
 	const class = "sys/class/block/"
 	for _, name := range s.list(strings.TrimSuffix(class, "/")) {
 		b := &Block{Name: name}
@@ -124,7 +124,7 @@ func (m *Machine) readBlocks(s *Snapshot) {
 }
 
 // nvmeHosts gives the controllers of a namespace: the directory above it, or those of its subsystem with multipath.
-func nvmeHosts(s *Snapshot, at string) []string {
+func nvmeHosts(s *Recording, at string) []string {
 	above := path.Base(path.Dir(at))
 	if !strings.HasPrefix(above, "nvme-subsys") {
 		return []string{above}

@@ -56,20 +56,20 @@ func wantedOfDriver() []want {
 
 // Capture keeps the files that matter of a tree: of the live machine or of a copy of one, each an os.Root's FS. Links
 // are followed as if the tree's root were the machine's. It notes files that cannot be read; they are no error.
-func Capture(root fs.FS) (*Snapshot, error) {
-	c := &capturer{root: root, s: NewSnapshot(), seen: map[string]string{}}
+func Capture(root fs.FS) (*Recording, error) {
+	c := &capturer{root: root, s: NewRecording(), seen: map[string]string{}}
 	err := c.all(wanted())
 	return c.s, errors.Join(err, c.kernel(), c.pci())
 }
 
 // CaptureDriver keeps the files of the NVIDIA modules. It can hang where they do: run it in a process of its own.
-func CaptureDriver(root fs.FS) (*Snapshot, error) {
-	c := &capturer{root: root, s: NewSnapshot(), seen: map[string]string{}}
+func CaptureDriver(root fs.FS) (*Recording, error) {
+	c := &capturer{root: root, s: NewRecording(), seen: map[string]string{}}
 	return c.s, c.all(wantedOfDriver())
 }
 
 // CaptureTree keeps the files that matter of a copied tree, which cannot hang, and those that hbmfs added to it.
-func CaptureTree(root fs.FS) (*Snapshot, error) {
+func CaptureTree(root fs.FS) (*Recording, error) {
 	s, err := Capture(root)
 	if err != nil {
 		return nil, err
@@ -86,7 +86,7 @@ func CaptureTree(root fs.FS) (*Snapshot, error) {
 // capturer walks a tree.
 type capturer struct {
 	root  fs.FS
-	s     *Snapshot
+	s     *Recording
 	seen  map[string]string // path -> the same without links, "" where it leads nowhere
 	total int
 }

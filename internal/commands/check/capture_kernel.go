@@ -14,7 +14,7 @@ func kernelSettings() cleaner {
 		"CONFIG_DMABUF_MOVE_NOTIFY=", "CONFIG_IOMMU_DEFAULT_")
 }
 
-// Where the facts about the kernel lie in a snapshot, wherever the machine has them.
+// Where the facts about the kernel lie in a recording, wherever the machine has them.
 const (
 	keptConfig  = "proc/config"
 	keptSymbols = "proc/kallsyms"

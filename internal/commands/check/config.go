@@ -26,7 +26,7 @@ type cufileConfig struct {
 	} `json:"denylist"`
 }
 
-func (m *Machine) readCuFile(s *Snapshot) {
+func (m *Machine) readCuFile(s *Recording) {
 	configs := []string{ownConfig, "etc/cufile.json"}
 	for _, dir := range s.list("usr/local") {
 		if strings.HasPrefix(dir, "cuda") {
@@ -52,7 +52,7 @@ func parseConfig(text string) (c cufileConfig) {
 }
 
 // libraries gives the real files of libcufile, the newest first.
-func (s *Snapshot) libraries() []string {
+func (s *Recording) libraries() []string {
 	var all []string
 	for name, e := range s.entries {
 		base := path.Base(name)

@@ -202,8 +202,8 @@ func (f fixture) write(t testing.TB) string {
 	return dir
 }
 
-// capture takes the snapshot of the fixture as a tree in memory.
-func (f fixture) capture(t testing.TB) *Snapshot {
+// capture takes the recording of the fixture as a tree in memory.
+func (f fixture) capture(t testing.TB) *Recording {
 	t.Helper()
 	tree := fstest.MapFS{}
 	for name, content := range f {
@@ -224,8 +224,8 @@ func (f fixture) capture(t testing.TB) *Snapshot {
 	return s
 }
 
-// captureCopy takes the snapshot of the fixture as a directory on disk.
-func (f fixture) captureCopy(t testing.TB) *Snapshot {
+// captureCopy takes the recording of the fixture as a directory on disk.
+func (f fixture) captureCopy(t testing.TB) *Recording {
 	t.Helper()
 	root, err := os.OpenRoot(f.write(t))
 	if err != nil {

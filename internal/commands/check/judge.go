@@ -40,7 +40,7 @@ type judge struct {
 	list   []finding
 }
 
-// Judge judges a machine for a path and a GPU. Without a path (and without one in the snapshot) it judges the machine
+// Judge judges a machine for a path and a GPU. Without a path (and without one in the recording) it judges the machine
 // alone. It reads nothing but m.
 func Judge(m *Machine, name string, gpu int) *Report {
 	j := &judge{m: m, index: gpu, target: m.Target}
@@ -77,7 +77,7 @@ func Judge(m *Machine, name string, gpu int) *Report {
 func (m *Machine) guess(name string) *Target {
 	t := &Target{Path: name, File: name}
 	if mount := m.mountOf(name); mount != nil && !strings.HasPrefix(mount.Type, "fuse") {
-		t.Places = []Place{{Dev: mount.Dev, Name: name}}
+		t.Places = []Device{{Dev: mount.Dev, Name: name}}
 	}
 	return t
 }

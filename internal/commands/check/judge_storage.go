@@ -19,7 +19,7 @@ func remoteFilesystems() map[string]remote {
 
 // mountOfPlace gives the mount of a place: the one with its device number, of several the one above its name. Files of
 // btrfs and of some overlays have device numbers that no mount has; there the name decides.
-func (j *judge) mountOfPlace(p Place) *Mount {
+func (j *judge) mountOfPlace(p Device) *Mount {
 	name := p.Name
 	if j.target.HBMFS { // the name is below the mount's source
 		if mount := j.m.mountOf(j.target.Path); mount != nil {
@@ -67,7 +67,7 @@ func (j *judge) fail(rank int, name, found, why, fix string) {
 	j.add(finding{Finding{inStorage, name, Fail, found, why, fix}, rank, both, false, false})
 }
 
-func (j *judge) judgePlace(p Place) {
+func (j *judge) judgePlace(p Device) {
 	mount := j.mountOfPlace(p)
 	if mount == nil {
 		j.unknown(inStorage, "filesystem", "no mount has the device "+p.Dev, "findmnt -T "+j.target.Path)

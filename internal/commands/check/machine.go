@@ -67,7 +67,7 @@ type Module struct {
 	Installed string // its file below /lib/modules, where it is
 }
 
-// Machine is a snapshot in types.
+// Machine is a recording in types.
 type Machine struct {
 	Arch, Kernel, OS string
 	P2PDMA           Known // the kernel was built with CONFIG_PCI_P2PDMA
@@ -108,7 +108,7 @@ type Machine struct {
 	Proof          *Proof
 }
 
-// Names of the files that hbmfs adds to a snapshot.
+// Names of the files that hbmfs adds to a recording.
 const (
 	ownTarget = ".hbmfs/target.json"
 	ownProof  = ".hbmfs/proof.json"
@@ -124,33 +124,33 @@ type Proof struct {
 }
 
 // SetProof adds the result of the active read.
-func (s *Snapshot) SetProof(p Proof) error { return s.putJSON(ownProof, p) }
+func (s *Recording) SetProof(p Proof) error { return s.putJSON(ownProof, p) }
 
 // SetTarget adds the findings at the path that is judged.
-func (s *Snapshot) SetTarget(t Target) error { return s.putJSON(ownTarget, t) }
+func (s *Recording) SetTarget(t Target) error { return s.putJSON(ownTarget, t) }
 
 // SetDriverSilent notes that the NVIDIA modules did not answer in time.
-func (s *Snapshot) SetDriverSilent() { s.put(ownSilent, &entry{kind: kindFile}) }
+func (s *Recording) SetDriverSilent() { s.put(ownSilent, &entry{kind: kindFile}) }
 
 // SetForcedCompat notes that the environment has CUFILE_FORCE_COMPAT_MODE. Nothing else of the environment is kept.
-func (s *Snapshot) SetForcedCompat() { s.put(ownForced, &entry{kind: kindFile}) }
+func (s *Recording) SetForcedCompat() { s.put(ownForced, &entry{kind: kindFile}) }
 
 // SetConfig adds the cufile.json that the environment names, which cuFile takes instead of the system's.
-func (s *Snapshot) SetConfig(r io.Reader) error {
+func (s *Recording) SetConfig(r io.Reader) error {
 	var out bytes.Buffer
 	err := cleanCuFile(&out, r)
 	s.put(ownConfig, &entry{kind: kindFile, data: out.Bytes()})
 	return err
 }
 
-func (s *Snapshot) putJSON(name string, v any) error {
+func (s *Recording) putJSON(name string, v any) error {
 	data, err := json.Marshal(v)
 	s.put(name, &entry{kind: kindFile, data: data})
 	return err
 }
 
-// Read makes a Machine of a snapshot. Facts that a snapshot lacks, or has in a form that is not known, stay unknown.
-func Read(s *Snapshot) *Machine {
+// Read makes a Machine of a recording. Facts that a recording lacks, or has in a form that is not known, stay unknown.
+func Read(s *Recording) *Machine {
 	m := &Machine{Modules: map[string]Module{}, NVFSModules: map[string]string{}, Blocks: map[string]*Block{}, Buses: map[string]*PCIDevice{}}
 	m.readKernel(s)
 	m.readDriver(s)
@@ -166,7 +166,7 @@ func Read(s *Snapshot) *Machine {
 }
 
 // readJSON gives the value that putJSON put, nil where it is missing or not understood.
-func readJSON[T any](s *Snapshot, name string) *T {
+func readJSON[T any](s *Recording, name string) *T {
 	var v T
 	if data, ok := s.raw(name); !ok || json.Unmarshal(data, &v) != nil {
 		return nil
@@ -174,7 +174,7 @@ func readJSON[T any](s *Snapshot, name string) *T {
 	return &v
 }
 
-func (m *Machine) readKernel(s *Snapshot) {
+func (m *Machine) readKernel(s *Recording) {
 	m.Kernel, _ = s.text("proc/sys/kernel/osrelease")
 	m.Arch, _ = s.text("proc/sys/kernel/arch")
 	for _, line := range s.lines("etc/os-release") {
@@ -191,7 +191,7 @@ func (m *Machine) readKernel(s *Snapshot) {
 	m.Groups = len(s.list("sys/kernel/iommu_groups"))
 }
 
-func (m *Machine) readModules(s *Snapshot) {
+func (m *Machine) readModules(s *Recording) {
 	add := func(name string, f func(*Module)) {
 		name = strings.ReplaceAll(name, "-", "_")
 		module := m.Modules[name]
@@ -232,7 +232,7 @@ func parseModules(list []string) []string {
 	return names
 }
 
-func (m *Machine) readDriver(s *Snapshot) {
+func (m *Machine) readDriver(s *Recording) {
 	m.Silent = s.exists(ownSilent)
 	for _, line := range s.lines("proc/driver/nvidia/version") {
 		if after, ok := strings.CutPrefix(line, "NVRM version:"); ok {
@@ -264,7 +264,7 @@ func (m *Machine) readDriver(s *Snapshot) {
 
 // NVFSReads reads how many reads nvidia-fs has counted since it was loaded. It counts only where its parameter
 // rw_stats_enabled is 1, and all processes of the host together.
-func NVFSReads(s *Snapshot) (n uint64, ok bool) {
+func NVFSReads(s *Recording) (n uint64, ok bool) {
 	for _, line := range s.lines("proc/driver/nvidia-fs/stats") {
 		name, rest, _ := strings.Cut(line, ":")
 		if strings.TrimSpace(name) != "Reads" {
@@ -290,7 +290,7 @@ func parseDriver(text string) (version string, open bool) {
 	return "", false
 }
 
-func (m *Machine) readContainer(s *Snapshot) {
+func (m *Machine) readContainer(s *Recording) {
 	for _, name := range []string{".dockerenv", "run/.containerenv", "run/secrets/kubernetes.io", "var/run/secrets/kubernetes.io"} {
 		if m.Container == "" && s.exists(name) {
 			m.Container = "/" + name

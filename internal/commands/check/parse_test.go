@@ -41,7 +41,7 @@ func TestNVFSReads(t *testing.T) {
 	if n, ok := NVFSReads(server().capture(t)); !ok || n != 42 {
 		t.Errorf("%d, %v", n, ok)
 	}
-	if n, ok := NVFSReads(NewSnapshot()); ok {
+	if n, ok := NVFSReads(NewRecording()); ok {
 		t.Errorf("%d without nvidia-fs", n)
 	}
 }
@@ -178,7 +178,7 @@ func FuzzFacts(f *testing.F) {
 		if which < 0 || which >= len(names) {
 			return
 		}
-		s := NewSnapshot()
+		s := NewRecording()
 		s.Merge(base)
 		s.put(names[which], &entry{kind: kindFile, data: data})
 		m := Read(s)

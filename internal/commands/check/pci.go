@@ -45,7 +45,7 @@ func gpuModels() map[string]gpuModel {
 
 const nvidiaVendor = "0x10de"
 
-func (m *Machine) readPCI(s *Snapshot) {
+func (m *Machine) readPCI(s *Recording) {
 	const bus = "sys/bus/pci/devices/"
 	for _, address := range s.list(strings.TrimSuffix(bus, "/")) {
 		class, _ := s.text(bus + address + "/class")
@@ -97,7 +97,7 @@ func (m *Machine) hasGPUNode() bool {
 }
 
 // mayUse says whether a GPU is one of those that this container was given: sysfs shows all of the host's.
-func (m *Machine) mayUse(s *Snapshot, address string) bool {
+func (m *Machine) mayUse(s *Recording, address string) bool {
 	for _, line := range s.lines("proc/driver/nvidia/gpus/" + address + "/information") {
 		if minor, ok := strings.CutPrefix(line, "Device Minor:"); ok && m.hasGPUNode() {
 			return slices.Contains(m.GPUNodes, "nvidia"+strings.TrimSpace(minor))
@@ -106,7 +106,7 @@ func (m *Machine) mayUse(s *Snapshot, address string) bool {
 	return true
 }
 
-func readPCIDevice(s *Snapshot, at string) PCIDevice {
+func readPCIDevice(s *Recording, at string) PCIDevice {
 	d := PCIDevice{Address: path.Base(at), NUMA: -1}
 	d.path, _ = s.real(at)
 	d.Driver = s.base(at + "/driver")

@@ -15,7 +15,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// Bounds of a snapshot, live or loaded: a hostile recording must not fill the memory.
+// Bounds of a recording, live or loaded: a hostile one must not fill the memory.
 const (
 	mostEntries = 50_000
 	mostFile    = 1 << 20
@@ -26,7 +26,7 @@ const (
 var errTooMuch = errors.New("there is too much in it for the facts of one machine: give hbmfs check a tree or a recording that hbmfs made")
 
 // Open loads a recording, or captures a directory that is a copy of a machine.
-func Open(path string) (*Snapshot, error) {
+func Open(path string) (*Recording, error) {
 	info, err := os.Stat(path)
 	if err != nil {
 		return nil, err
@@ -47,8 +47,8 @@ func Open(path string) (*Snapshot, error) {
 	return Load(f)
 }
 
-// Save records the snapshot in a file, whole or not at all.
-func (s *Snapshot) Save(name string) error {
+// Save writes the recording to a file, whole or not at all.
+func (s *Recording) Save(name string) error {
 	f, err := os.CreateTemp(filepath.Dir(name), ".hbmfs-check-*")
 	if err != nil {
 		return err
@@ -63,8 +63,8 @@ func (s *Snapshot) Save(name string) error {
 	return nil
 }
 
-// Record writes the snapshot as tar.zst, byte for byte the same for the same snapshot.
-func (s *Snapshot) Record(w io.Writer) error {
+// Record writes the recording as tar.zst, byte for byte the same for the same recording.
+func (s *Recording) Record(w io.Writer) error {
 	z, err := zstd.NewWriter(w)
 	if err != nil {
 		return err
@@ -104,13 +104,13 @@ func (e *entry) write(t *tar.Writer, name string) error {
 }
 
 // Load reads a recording of Record. It trusts nothing in it.
-func Load(r io.Reader) (*Snapshot, error) {
+func Load(r io.Reader) (*Recording, error) {
 	z, err := zstd.NewReader(r, zstd.WithDecoderMaxMemory(mostBytes), zstd.WithDecoderConcurrency(1))
 	if err != nil {
 		return nil, fmt.Errorf("open the recording: %w", err)
 	}
 	defer z.Close()
-	s, total := NewSnapshot(), int64(0)
+	s, total := NewRecording(), int64(0)
 	t := tar.NewReader(io.LimitReader(z, 2*mostBytes))
 	for {
 		h, err := t.Next()

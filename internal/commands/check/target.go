@@ -16,16 +16,16 @@ import (
 
 // Target is the path that is judged, and where its bytes lie.
 type Target struct {
-	Path   string  `json:"path"` // absolute, without links
-	File   string  `json:"file"` // the file that stands for it: itself, or one in the directory; "" where there is none
-	HBMFS  bool    `json:"hbmfs,omitempty"`
-	Silent bool    `json:"silent,omitempty"` // it did not answer in time
-	Places []Place `json:"places"`
-	Note   string  `json:"note,omitempty"` // why its places are not known
+	Path   string   `json:"path"` // absolute, without links
+	File   string   `json:"file"` // the file that stands for it: itself, or one in the directory; "" where there is none
+	HBMFS  bool     `json:"hbmfs,omitempty"`
+	Silent bool     `json:"silent,omitempty"` // it did not answer in time
+	Places []Device `json:"places"`
+	Note   string   `json:"note,omitempty"` // why its places are not known
 }
 
-// Place is a device that bytes lie on.
-type Place struct {
+// Device is a device that bytes lie on.
+type Device struct {
 	Dev    string `json:"dev"`              // major:minor
 	Name   string `json:"name"`             // a file on it
 	Direct string `json:"direct,omitempty"` // why it cannot be read with O_DIRECT, "" where it can
@@ -129,24 +129,24 @@ func lent(ctx context.Context, client *control.Client, ticket control.Ticket, ob
 	return errors.Join(errs...)
 }
 
-func placesOf(dir string) ([]Place, error) {
+func placesOf(dir string) ([]Device, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(dir, &st); err != nil {
 		return nil, fmt.Errorf("stat %s: %w", dir, err)
 	}
-	return []Place{{Dev: devText(st.Dev), Name: dir}}, nil
+	return []Device{{Dev: devText(st.Dev), Name: dir}}, nil
 }
 
 func devText(dev uint64) string { return join(int(unix.Major(dev)), int(unix.Minor(dev))) }
 
 // PlaceOf says on which device an open file lies and whether it can be read past the page cache.
-func PlaceOf(f *os.File) (Place, error) {
+func PlaceOf(f *os.File) (Device, error) {
 	name := f.Name()
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-		return Place{}, fmt.Errorf("stat %s: %w", name, err)
+		return Device{}, fmt.Errorf("stat %s: %w", name, err)
 	}
-	p := Place{Dev: devText(st.Dev), Name: name}
+	p := Device{Dev: devText(st.Dev), Name: name}
 	const page = 4096
 	if st.Size < page || st.Mode&unix.S_IFMT != unix.S_IFREG {
 		return p, nil

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/internal/sys/pause"
 )
 
 // Draft publishes the draft at a path, and tells how far it is. Where ctx ends, the draft stays as it was. It gives the bytes of its files.
@@ -24,16 +25,15 @@ func Draft(ctx context.Context, path string, progress func(done, total int64)) (
 	if err != nil {
 		return 0, err
 	}
-	const often = 20 * time.Millisecond
 	cancelled := false
 	for r.State == control.DraftSealing {
 		progress(r.Done, r.Total)
 		verb := control.DraftPoll
 		select {
-		case <-time.After(often):
+		case <-time.After(pause.Look):
 		case <-ctx.Done():
 			verb, cancelled = control.DraftCancel, true
-			time.Sleep(often)
+			time.Sleep(pause.Look)
 		}
 		if r, err = ask(dir, verb); err != nil {
 			return 0, err

@@ -3,6 +3,7 @@ package top
 import (
 	"cmp"
 	"encoding/json"
+	"fmt"
 	"slices"
 	"time"
 
@@ -68,6 +69,8 @@ func Rows(samples []Sample, before []Row) []Row {
 			if err := json.Unmarshal(s.Text, r.Told); err != nil {
 				r.Status, r.Told = nil, nil
 				r.State, r.Error = aside.Unreadable, "the status is not that of this version of hbmfs"
+			} else if why := degraded(r.Told); why != "" {
+				r.State, r.Error = Degraded, why
 			}
 		}
 		k := slices.IndexFunc(before, func(b Row) bool { return b.MountPoint == r.MountPoint })
@@ -77,6 +80,23 @@ func Rows(samples []Sample, before []Row) []Row {
 		rows[i] = r
 	}
 	return rows
+}
+
+// Degraded is the state of a mount that answers, while reads of it have failed or its cache has.
+const Degraded aside.State = "degraded"
+
+// degraded says why a mount is, and nothing where it is well. Other errors than these are what programs ask for: a missing file, or a right.
+func degraded(s *status.Status) string {
+	stale, failed := s.Counters.ErrorsByErrno["ESTALE"], s.Counters.ErrorsByErrno["EIO"]
+	switch {
+	case s.Cache != nil && s.Cache.Sick:
+		return "the cache does not work: " + s.Cache.Why
+	case stale > 0:
+		return fmt.Sprintf("reads failed with ESTALE (%d so far): a file of the source changed under the mount, so mount it again", stale)
+	case failed > 0:
+		return fmt.Sprintf("reads failed with EIO (%d so far): the source did not give its bytes", failed)
+	}
+	return ""
 }
 
 // compare fills in the fields that need two samples.

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"time"
+	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 	"golang.org/x/term"
@@ -188,22 +189,47 @@ func (s *Screen) text() string {
 			broken++
 		}
 	}
-	fmt.Fprintf(&b, "hbmfs top  %s  mounts: %d, not well: %d  every %v  by %s   (q quits, s sorts, up and down select)\n\n",
+	fmt.Fprintf(&b, "hbmfs top  %s  mounts: %d, not ok: %d  every %v  by %s\nq quits, s sorts, up and down select\n\n",
 		s.sampled.Format(time.TimeOnly), len(s.rows), broken, s.Interval, s.By)
-	var table strings.Builder
-	if err := WriteTable(&table, s.rows); err != nil {
+	var table, details strings.Builder
+	if err := WriteTable(&table, s.rows, s.width); err != nil {
 		return err.Error()
 	}
 	lines := strings.Split(strings.TrimRight(table.String(), "\n"), "\n")
 	at := s.index()
 	lines[1+at] = reverse + lines[1+at] + plain
 	head, body := lines[0], lines[1:]
-	room := max(1, s.height-4-detailLines)
+	room := max(1, s.height-5-detailLines)
 	first := max(0, min(at-room/2, len(body)-room))
 	body = body[first:min(first+room, len(body))]
 	fmt.Fprintf(&b, "%s\n%s\n\n", head, strings.Join(body, "\n"))
-	if err := WriteDetails(&b, &s.rows[at]); err != nil {
+	if err := WriteDetails(&details, &s.rows[at]); err != nil {
 		return err.Error()
 	}
+	for line := range strings.Lines(details.String()) {
+		b.WriteString(hang(strings.TrimRight(line, "\n"), s.width))
+	}
 	return b.String()
+}
+
+// hang breaks a line of details that is too wide for the terminal, below the beginning of its text.
+func hang(line string, width int) string {
+	at := 0
+	if _, text, found := strings.Cut(strings.TrimLeft(line, " "), "  "); found {
+		at = utf8.RuneCountInString(line) - utf8.RuneCountInString(strings.TrimLeft(text, " "))
+	}
+	runes := []rune(line)
+	var b strings.Builder
+	for width > at+20 && len(runes) > width { // a narrower terminal cuts it
+		end := width
+		for end > at+1 && runes[end] != ' ' {
+			end--
+		}
+		if end == at+1 {
+			end = width // a word that is as wide as all
+		}
+		b.WriteString(string(runes[:end]) + "\n")
+		runes = append([]rune(strings.Repeat(" ", at)), []rune(strings.TrimLeft(string(runes[end:]), " "))...)
+	}
+	return b.String() + string(runes) + "\n"
 }

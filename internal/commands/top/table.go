@@ -5,45 +5,77 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode/utf8"
 
 	"github.com/hbmfs/hbmfs/internal/observe/status"
 	"github.com/hbmfs/hbmfs/internal/text/cli"
 	"github.com/hbmfs/hbmfs/internal/text/size"
 )
 
-// WriteTable writes one line for each mount, under a line of headings.
-func WriteTable(w io.Writer, rows []Row) error {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "MOUNT\tSTATE\tPASSTHROUGH\tOPEN\tOPENS/S\tSPLICE/S\tCOPY/S\tREADERS/S\tORIGIN/S\tCACHE\tERRORS")
+// WriteTable writes one line for each mount, under a line of headings. width is how many columns the terminal has: the table leaves out what
+// it has no room for, the least useful first. 0 leaves nothing out.
+func WriteTable(w io.Writer, rows []Row, width int) error {
+	table := [][]string{{"MOUNT", "STATE", "PASSTHROUGH", "OPEN", "OPENS/S", "SPLICE/S", "COPY/S", "READERS/S", "ORIGIN/S", "CACHE", "ERRORS"}}
+	most := 40
+	if width > 0 {
+		most = min(most, max(12, width/3))
+	}
 	for i := range rows {
-		r := &rows[i]
-		fmt.Fprintf(t, "%s\t%s", shorten(r.MountPoint, 40), r.State)
-		if s := r.Told; s != nil {
-			passthrough := map[bool]string{true: "on", false: "off"}[s.Passthrough.On]
-			fmt.Fprintf(t, "\t%s\t%d\t%s\t%s\t%d\n", passthrough, s.OpenFiles.Passthrough+s.OpenFiles.Daemon, rateCells(r), cacheCell(r), s.Counters.Errors)
-		} else {
-			fmt.Fprintln(t, strings.Repeat("\t-", 9))
-		}
+		table = append(table, cells(&rows[i], most))
+	}
+	table = narrow(table, width)
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, line := range table {
+		fmt.Fprintln(t, strings.Join(line, "\t"))
 	}
 	return t.Flush()
 }
 
-func rateCells(r *Row) string {
-	if r.Rates == nil {
-		return strings.Repeat("-\t", 4) + "-"
+// narrow leaves columns out of a table until it fits: by their headings, in this order.
+func narrow(table [][]string, width int) [][]string {
+	for _, heading := range []string{"PASSTHROUGH", "OPENS/S", "COPY/S", "OPEN", "ORIGIN/S", "SPLICE/S"} {
+		total := -2 // the last column has no gap after it
+		for i := range table[0] {
+			widest := 0
+			for _, line := range table {
+				widest = max(widest, utf8.RuneCountInString(line[i]))
+			}
+			total += widest + 2
+		}
+		if width <= 0 || total <= width {
+			break
+		}
+		at := slices.Index(table[0], heading)
+		for i := range table {
+			table[i] = slices.Delete(table[i], at, at+1)
+		}
 	}
-	x := r.Rates
-	cells := []string{fmt.Sprintf("%.0f", x.PassthroughOpens+x.DaemonOpens)}
-	for _, n := range []float64{x.SplicedBytes, x.CopiedBytes, x.ReaderBytes} {
-		cells = append(cells, size.Decimal(int64(n)))
+	return table
+}
+
+// cells are those of a mount's line, under all headings.
+func cells(r *Row, most int) []string {
+	line := []string{shorten(r.MountPoint, most), string(r.State), "-", "-", "-", "-", "-", "-", "-", "-", "-"}
+	s := r.Told
+	if s == nil {
+		return line
 	}
-	if r.Told.Origin == nil {
-		return strings.Join(append(cells, "-"), "\t")
+	line[2], line[3] = map[bool]string{true: "on", false: "off"}[s.Passthrough.On], strconv.FormatInt(s.OpenFiles.Passthrough+s.OpenFiles.Daemon, 10)
+	line[9], line[10] = cacheCell(r), strconv.FormatInt(s.Counters.Errors, 10)
+	if x := r.Rates; x != nil {
+		line[4] = fmt.Sprintf("%.0f", x.PassthroughOpens+x.DaemonOpens)
+		for i, n := range []float64{x.SplicedBytes, x.CopiedBytes, x.ReaderBytes, x.OriginBytes} {
+			line[5+i] = size.Decimal(int64(n))
+		}
+		if s.Origin == nil {
+			line[8] = "-"
+		}
 	}
-	return strings.Join(append(cells, size.Decimal(int64(x.OriginBytes))), "\t")
+	return line
 }
 
 func cacheCell(r *Row) string {
@@ -85,9 +117,12 @@ func writeStatus(t io.Writer, r *Row) {
 	}
 	fmt.Fprintf(t, "  source\t%s, daemon %d since %s\n", cli.Printable(s.Source), s.PID, s.Started.UTC().Format(time.RFC3339))
 	if second {
-		fmt.Fprintf(t, "  opens\t%.0f/s passthrough, %.0f/s through the daemon; open now %d and %d\n", rate.PassthroughOpens, rate.DaemonOpens, s.OpenFiles.Passthrough, s.OpenFiles.Daemon)
+		fmt.Fprintf(t, "  opens\t%.0f/s by passthrough (%d open now), %.0f/s through the daemon (%d open now)\n", rate.PassthroughOpens, s.OpenFiles.Passthrough, rate.DaemonOpens, s.OpenFiles.Daemon)
 	} else {
-		fmt.Fprintf(t, "  opens\t%d passthrough, %d through the daemon; open now %d and %d\n", s.Counters.PassthroughOpens, s.Counters.CachedOpens, s.OpenFiles.Passthrough, s.OpenFiles.Daemon)
+		fmt.Fprintf(t, "  opens\t%d by passthrough (%d open now), %d through the daemon (%d open now)\n", s.Counters.PassthroughOpens, s.OpenFiles.Passthrough, s.Counters.CachedOpens, s.OpenFiles.Daemon)
+	}
+	if s.Log != "" {
+		fmt.Fprintf(t, "  log\t%s\n", cli.Printable(s.Log))
 	}
 	for _, note := range s.Notes {
 		fmt.Fprintf(t, "  note\t%s\n", cli.Printable(note))
@@ -100,8 +135,13 @@ func writeStatus(t io.Writer, r *Row) {
 	if h := s.Handover; h.Why != "" {
 		fmt.Fprintf(t, "  no holder\t%s: the mount ends with its daemon\n", cli.Printable(h.Why))
 	} else if h.Holder != "" {
-		fmt.Fprintf(t, "  holder\t%s (pid %d); %d daemons went on with the mount, %d after a crash; readers waited %.0f ms, at most %.0f ms\n",
-			h.Holder, h.PID, h.Count, h.Crashes, 1000*h.LastStandstill, 1000*h.WorstStandstill)
+		fmt.Fprintf(t, "  holder\t%s (pid %d) keeps the mount when its daemon ends; ", h.Holder, h.PID)
+		if h.Count == 0 {
+			fmt.Fprintln(t, "this is the first daemon")
+		} else {
+			fmt.Fprintf(t, "the daemon was replaced %d times, %d of them after a crash, and readers waited %.0f ms the last time, %.0f ms at most\n",
+				h.Count, h.Crashes, 1000*h.LastStandstill, 1000*h.WorstStandstill)
+		}
 	}
 	if c := s.Cache; c != nil {
 		fmt.Fprintf(t, "  cache\t%s of %s, %s in use", size.Decimal(c.Bytes), size.Decimal(c.Limit), size.Decimal(c.Pinned))
@@ -130,7 +170,7 @@ func writeStatus(t io.Writer, r *Row) {
 		fmt.Fprintf(t, "  \t%s: %s/s %s%s\n", cli.Printable(c.Name), size.Decimal(int64(c.Bytes)), cli.Printable(c.Path), reasonText(c.Reason))
 	}
 	if s.Counters.Errors > 0 {
-		fmt.Fprintf(t, "  errors\t%s; the log names the files\n", errnoText(s.Counters.ErrorsByErrno))
+		fmt.Fprintf(t, "  errors\t%s, since the daemon began; the log names the files\n", errnoText(s.Counters.ErrorsByErrno))
 	}
 }
 

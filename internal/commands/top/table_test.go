@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/hbmfs/hbmfs/internal/sys/aside"
 )
@@ -62,7 +63,7 @@ func TestTopTable(t *testing.T) {
 	rows := twoSamples()
 	Sort(rows, ByBytes)
 	var b strings.Builder
-	if err := WriteTable(&b, rows); err != nil {
+	if err := WriteTable(&b, rows, 0); err != nil {
 		t.Fatal(err)
 	}
 	for i := range rows {
@@ -112,7 +113,7 @@ func TestTopRates(t *testing.T) {
 	}
 	again := sampleOf("/mnt/pile", 4)
 	again.Text = []byte(strings.Replace(string(again.Text), "4242", "4243", 1))
-	if r := Rows([]Sample{again}, rows)[0]; r.Rates != nil || r.State != aside.OK {
+	if r := Rows([]Sample{again}, rows)[0]; r.Rates != nil || r.State != Degraded {
 		t.Errorf("rates across a restart of the daemon: %+v", r)
 	}
 }
@@ -142,7 +143,7 @@ func TestScreen(t *testing.T) {
 	}
 	s.show(taken{samples: append(brokenSamples(), sampleOf("/mnt/pile", 1)), at: topInstant()})
 	s.width, s.height = 200, 40
-	if text := s.text(); !strings.Contains(text, "mounts: 5, not well: 3") || !strings.Contains(text, reverse+"…") {
+	if text := s.text(); !strings.Contains(text, "mounts: 5, not ok: 4") || !strings.Contains(text, reverse+"…") {
 		t.Errorf("the screen is\n%s", text)
 	}
 	const down = "\x1b[B"
@@ -154,6 +155,19 @@ func TestScreen(t *testing.T) {
 	if s.By != ByBytes || s.rows[0].MountPoint != "/mnt/pile" && s.rows[0].Bytes() > 0 || s.selected != "/mnt/stuck" {
 		t.Errorf("after s: by %s, %s selected", s.By, s.selected)
 	}
+	s.width, s.height = 80, 24
+	s.selected = "/mnt/pile"
+	for i, line := range strings.Split(strings.TrimSpace(strings.NewReplacer(reverse, "", plain, "").Replace(s.text())), "\n") {
+		if utf8.RuneCountInString(strings.TrimRight(line, " ")) > 80 || i >= 24 {
+			t.Errorf("80 x 24 have no room for line %d: %q", i, line)
+		}
+	}
+	for _, want := range []string{"q quits, s sorts", "STATE", "READERS/S", "ERRORS", "degraded", "the log names the files"} {
+		if !strings.Contains(s.text(), want) {
+			t.Errorf("on 80 x 24 there is no %q:\n%s", want, s.text())
+		}
+	}
+	s.selected = "/mnt/stuck"
 	s.width, s.height = 20, 3
 	if text := s.text(); strings.Count(text, "/mnt/") != 2 || !strings.Contains(text, reverse+"/mnt/stuck") { // its line, its details
 		t.Errorf("a small screen shows\n%s", text)
@@ -163,7 +177,7 @@ func TestScreen(t *testing.T) {
 		t.Errorf("3 lines have room for\n%q", drawn.String())
 	}
 	s.show(taken{samples: []Sample{sampleOf("/mnt/pile", 2)}, at: topInstant()})
-	if s.selected != "/mnt/pile" || !strings.Contains(s.text(), "4.0 MB") {
+	if s.selected != "/mnt/pile" || !strings.Contains(s.text(), "20.0 GB") {
 		t.Errorf("after the selected mount went, %s is selected:\n%s", s.selected, s.text())
 	}
 	if strings.ContainsAny(strings.ReplaceAll(strings.ReplaceAll(s.text(), reverse, ""), plain, ""), "\x1b\u202e") {

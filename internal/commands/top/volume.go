@@ -39,7 +39,7 @@ func writeCheckpoints(t io.Writer, c *status.Checkpoints) {
 }
 
 // draftLine is a draft in a line.
-func draftLine(d *status.Draft) string {
+func draftLine(d *status.DraftState) string {
 	line := fmt.Sprintf("%s of user %d, since %s, %d files open", cli.Printable(d.Name), d.UID, d.Since.Local().Format(time.DateTime), d.Open)
 	switch {
 	case d.Past:

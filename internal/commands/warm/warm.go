@@ -21,12 +21,11 @@ import (
 )
 
 const (
-	warmAtOnce  = 4         // units
-	warmUnit    = 256 << 20 // bytes, as a cache keeps them together
-	warmRead    = 1 << 20   // bytes of a read
-	warmPatient = time.Second
+	warmAtOnce  = 4                // units
+	warmUnit    = 256 << 20        // bytes, as a cache keeps them together
+	warmRead    = 1 << 20          // bytes of a read
+	warmPatient = time.Second      // for the daemon to say that bytes have come
 	warmSettle  = 10 * time.Second // in which the cache publishes a part of the bytes that have arrived
-	warmLook    = 20 * time.Millisecond
 )
 
 // Warmer brings files onto this machine.
@@ -190,7 +189,7 @@ func (w *Warmer) advise(ctx context.Context, f *os.File, offset, n int64) error 
 			if !errors.Is(err, unix.EAGAIN) {
 				return err
 			}
-			if err := pause.For(ctx, warmLook); err != nil { // the daemon has much to do: it says so at once
+			if err := pause.For(ctx, pause.Look); err != nil { // the daemon has much to do: it says so at once
 				return err
 			}
 		}
@@ -217,7 +216,7 @@ func (w *Warmer) fetch(ctx context.Context, u unit) error {
 				w.count(&w.done.Fetched, u.n)
 				return nil
 			}
-			if err := pause.For(ctx, warmLook); err != nil {
+			if err := pause.For(ctx, pause.Look); err != nil {
 				return err
 			}
 		}
@@ -314,7 +313,7 @@ func (w *Warmer) settle(ctx context.Context) error {
 			return nil
 		}
 		files = left
-		if err := pause.For(ctx, warmLook); err != nil {
+		if err := pause.For(ctx, pause.Look); err != nil {
 			return err
 		}
 	}

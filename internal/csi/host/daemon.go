@@ -183,22 +183,24 @@ func (v *nodeVolume) offer(c handover.Copy, cmd *exec.Cmd) (end func(), err erro
 	}, nil
 }
 
-// arguments are those of hbmfs mount, without what is mounted where. Where the cache is needed, its directory is made.
+// arguments are those of the command that mounts a volume, without what is mounted where. Where the cache is needed, its directory is made.
 func (h *Host) arguments(spec volume.Spec) ([]string, error) {
-	args := append([]string{"mount", "-f", "--no-keeper=false", "--no-spare", "--allow-other", "--refuse-local"}, spec.Flags...)
+	args := append([]string{"mount", "-f", "--no-keeper=false", "--allow-other"}, spec.Flags...)
+	if spec.KV {
+		return append(append([]string{"kv"}, args...), "--size="+strconv.FormatInt(spec.Size, 10), "--memory="+strconv.FormatInt(spec.Memory, 10)), nil
+	}
+	args = append(args, "--refuse-local")
 	for _, a := range h.opt.AllowAddress {
 		args = append(args, "--allow-address="+a)
 	}
 	if spec.Checkpoints {
-		args = append(args, "--checkpoints", "--draft-life=container")
+		args = append(append([]string{"checkpoint"}, args...), "--draft-life=container")
 		if spec.Drain != "" {
 			args = append(args, "--drain="+spec.Destination())
 		}
 		return args, nil
 	}
-	if spec.KV {
-		return append(args, "--kv", "--size="+strconv.FormatInt(spec.Size, 10), "--memory="+strconv.FormatInt(spec.Memory, 10)), nil
-	}
+	args = append(args, "--no-spare")
 	if !spec.Cached() {
 		return args, nil
 	}
@@ -351,7 +353,7 @@ func keepersBelow(dir string) (pids []int, err error) {
 func mountPointOf(proc string) string {
 	line, err := os.ReadFile(filepath.Join(proc, "cmdline"))
 	args := strings.Split(strings.TrimSuffix(string(line), "\x00"), "\x00")
-	if err != nil || len(args) < 5 || args[1] != "mount" || args[2] != "-f" {
+	if at := slices.Index(args, "mount"); err != nil || len(args) < 5 || at < 1 || at > 2 || args[at+1] != "-f" { // of a volume it is the second word
 		return ""
 	}
 	if info, err := os.Stat(proc); err != nil || info.Sys().(*syscall.Stat_t).Uid != uint32(os.Geteuid()) {

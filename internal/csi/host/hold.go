@@ -128,11 +128,11 @@ func (h *held) await(ctx context.Context, key string, limit time.Duration) hando
 
 // Between two attempts to follow a keeper. Until there is a copy, the mount ends with the keeper.
 const (
-	followFirst = 5 * time.Millisecond
+	followFirst = 5 * time.Millisecond  // doubled by each further one
 	followSoon  = 50 * time.Millisecond // at most, while a keeper may be starting: clients wait
-	followMost  = 30 * time.Second
-	starting    = 5 * time.Second
-	steady      = time.Second // of a keeper that was followed: its daemon has another soon
+	followMost  = 30 * time.Second      // at most, later
+	starting    = 5 * time.Second       // so long a keeper may be starting
+	steady      = time.Second           // of a keeper that was followed: its daemon has another soon
 )
 
 // calm is how long after changes a keeper is asked again, unless a client waits for that: changes come in groups.

@@ -128,7 +128,7 @@ func waitForLock(ctx context.Context, lock *os.File) error {
 		if time.Now().After(end) {
 			return fmt.Errorf("lock %s: another hbmfs-csi host works there: end it first", lock.Name())
 		}
-		if err := pause.For(ctx, 50*time.Millisecond); err != nil {
+		if err := pause.For(ctx, pause.Look); err != nil {
 			return err
 		}
 	}

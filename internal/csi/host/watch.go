@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/internal/csi/mounts"
+	"github.com/hbmfs/hbmfs/internal/mounts/handover"
 	"github.com/hbmfs/hbmfs/internal/sys/pause"
 )
 
@@ -189,13 +190,13 @@ func (v *nodeVolume) takeOver(ctx context.Context) (went bool, err error) {
 }
 
 // keeperTime is how long a mount without a daemon may have one that goes on with it: a keeper gives up before.
-const keeperTime = 40 * time.Second
+const keeperTime = handover.HoldTime + 10*time.Second
 
 // serving returns the daemon that serves the mount, nil where it is dead. Where its keeper just starts another one, serving waits.
 func (v *nodeVolume) serving(ctx context.Context) *daemon {
 	ctx, cancel := context.WithTimeout(ctx, keeperTime)
 	defer cancel()
-	for ; ctx.Err() == nil; _ = pause.For(ctx, 20*time.Millisecond) { // the keeper has the next one soon
+	for ; ctx.Err() == nil; _ = pause.For(ctx, pause.Look) { // the keeper has the next one soon
 		if _, err := v.device(); err != nil {
 			return nil
 		}

@@ -7,7 +7,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/hbmfs/hbmfs/internal/csi/place"
+	"github.com/hbmfs/hbmfs/internal/csi/roots"
 	"github.com/hbmfs/hbmfs/internal/csi/volume"
 	"github.com/hbmfs/hbmfs/internal/sys/aside"
 )
@@ -16,12 +16,12 @@ import (
 // sees that by itself, whatever has become of kubelet, the plugin and this host. So it is with a KV volume, and what its pods' processes
 // hold. What is left to do here is the directory, and what must not meet.
 
-// places are where volumes lie that pods change, as this one.
-func (h *Host) places(s volume.Spec) place.Places {
+// roots are the directories below which volumes lie that pods change, as this one.
+func (h *Host) roots(s volume.Spec) roots.Roots {
 	if s.KV {
-		return place.KV(h.opt.AllowKV)
+		return roots.KV(h.opt.AllowKV)
 	}
-	return place.Checkpoints(h.opt.AllowCheckpoints)
+	return roots.Checkpoints(h.opt.AllowCheckpoints)
 }
 
 // kind names what a volume is that pods change.
@@ -48,8 +48,8 @@ func (h *Host) allowed(ctx context.Context, s volume.Spec, namespace string, inl
 			return status.Errorf(codes.FailedPrecondition, "an inline %s needs to know the pod's namespace: set podInfoOnMount in the CSIDriver object", kind(s))
 		}
 	}
-	places := h.places(s)
-	return h.lookOnce(ctx, namespace, kind(s)+" of "+within+" "+dir, func() error { return places.Check(dir, within) })
+	dirs := h.roots(s)
+	return h.lookOnce(ctx, namespace, kind(s)+" of "+within+" "+dir, func() error { return dirs.Check(dir, within) })
 }
 
 // meets refuses a volume whose directory or destination another one has. One that lingers, since nobody uses it any more, ends then. It
@@ -65,9 +65,9 @@ func (h *Host) meets(w volume.Want) error {
 		}
 		var what string
 		switch {
-		case place.Overlap(s.Source, w.Source):
+		case roots.Overlap(s.Source, w.Source):
 			what = "the directory " + s.Source
-		case place.SameDestination(s.Drain, w.Drain):
+		case roots.SameDestination(s.Drain, w.Drain):
 			what = "the destination " + s.Drain
 		default:
 			continue
@@ -97,8 +97,8 @@ func (h *Host) makeDirectory(w volume.Want) error {
 	if !w.Written() {
 		return nil
 	}
-	places := h.places(w.Spec)
-	return places.Make(w.Source, w.Group)
+	dirs := h.roots(w.Spec)
+	return dirs.Make(w.Source, w.Group)
 }
 
 // dropTime is how long a daemon may take to remove drafts, which may be large, when its mount is over, or to have blocks on the disk.

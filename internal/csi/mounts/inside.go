@@ -14,10 +14,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/internal/sys/aside"
 )
 
 // A pod has a mount namespace of its own. Mounts on the node do not change its copy of a volume there; where the pod
@@ -25,8 +26,8 @@ import (
 // its own does that. Only one without other threads can be sure where it is, and a path in somebody else's namespace may
 // hang the process that walks it.
 
-// Place is where a mount is seen in a namespace.
-type Place struct {
+// Sighting is where a mount is seen in a namespace.
+type Sighting struct {
 	Path string `json:"path"`
 	Root string `json:"root"` // the part of the mount that is seen there
 
@@ -36,7 +37,7 @@ type Place struct {
 // Namespace is a mount namespace, by a process in it, with the places where it has dead mounts.
 type Namespace struct {
 	PID    int
-	Places []Place
+	Places []Sighting
 }
 
 // Find looks for mounts of hbmfs with this name and another device than this, in the namespaces of all processes that can
@@ -71,7 +72,7 @@ func dead(name, device, except string) func(*mountinfo.Info) bool {
 	}
 }
 
-func placesIn(proc string, wanted func(*mountinfo.Info) bool) ([]Place, error) {
+func placesIn(proc string, wanted func(*mountinfo.Info) bool) ([]Sighting, error) {
 	f, err := os.Open(filepath.Join(proc, "mountinfo"))
 	if err != nil {
 		return nil, err
@@ -81,17 +82,14 @@ func placesIn(proc string, wanted func(*mountinfo.Info) bool) ([]Place, error) {
 	if err != nil || len(all) == 0 {
 		return nil, errors.Join(err, io.ErrUnexpectedEOF)
 	}
-	var places []Place
+	var places []Sighting
 	for _, m := range uncovered(all) {
 		if wanted(m) {
-			places = append(places, Place{m.Mountpoint, m.Root, !slices.Contains(strings.Split(m.Options, ","), "ro")})
+			places = append(places, Sighting{m.Mountpoint, m.Root, !slices.Contains(strings.Split(m.Options, ","), "ro")})
 		}
 	}
 	return places, nil
 }
-
-// insideTime bounds the work in one namespace, which needs milliseconds.
-const insideTime = 10 * time.Second
 
 // ReplaceIn replaces dead mounts in a namespace by the mount at path, whose device this is. helper is a command that calls
 // [Inside]. Where the volume may be written to, a place that was writable is so again. ReplaceIn returns how many places were
@@ -103,7 +101,7 @@ func ReplaceIn(ctx context.Context, ns Namespace, path, device string, writable 
 	}
 	defer func() { _ = entry.Close() }() // opened to name it
 	files := []*os.File{entry}
-	var places []Place
+	var places []Sighting
 	for _, p := range ns.Places {
 		tree, treeErr := Clone(path, p.Root, device, writable && p.Writable)
 		if treeErr != nil { // a part of the volume that is gone
@@ -118,7 +116,7 @@ func ReplaceIn(ctx context.Context, ns Namespace, path, device string, writable 
 	if jsonErr != nil || len(places) == 0 {
 		return 0, errors.Join(err, jsonErr)
 	}
-	ctx, cancel := context.WithTimeout(ctx, insideTime)
+	ctx, cancel := context.WithTimeout(ctx, aside.HelperTime)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, helper[0], helper[1:]...)
 	cmd.ExtraFiles = files
@@ -134,7 +132,7 @@ func ReplaceIn(ctx context.Context, ns Namespace, path, device string, writable 
 // Inside is the work of the helper: descriptor 3 is the namespace, those above it are copies for the places that from
 // names. It prints the places that it replaced.
 func Inside(from io.Reader, to io.Writer) error {
-	var places []Place
+	var places []Sighting
 	if err := json.NewDecoder(from).Decode(&places); err != nil {
 		return err
 	}

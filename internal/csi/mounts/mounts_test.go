@@ -28,7 +28,7 @@ func TestDeadMountsOfAVolume(t *testing.T) {
 		t.Fatal(err)
 	}
 	got, err := placesIn(proc, dead("hbmfs-csi:1:a", "0:51", "/state/mnt"))
-	want := []Place{{"/pod one", "/", false}, {"/sub", "/sub", true}}
+	want := []Sighting{{"/pod one", "/", false}, {"/sub", "/sub", true}}
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("%v, %v, want %v", got, err, want)
 	}

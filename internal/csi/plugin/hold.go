@@ -21,8 +21,8 @@ func Hold(ctx context.Context, socket string) {
 		}
 	}
 	defer forget()
-	const least, most = 5 * time.Millisecond, 100 * time.Millisecond
-	wait := least // until a host has the copies, they end with this plugin
+	const least, most = 5 * time.Millisecond, 100 * time.Millisecond // between two attempts to reach a host
+	wait := least                                                    // until a host has the copies, they end with this plugin
 	for began := time.Now(); ; wait = min(2*wait, most) {
 		if conn, err := connect(socket); err == nil {
 			exchange(ctx, conn, copies)

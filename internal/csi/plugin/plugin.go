@@ -11,13 +11,13 @@ import (
 	"net/http/httputil"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/hbmfs/hbmfs/internal/csi/rpc"
+	"github.com/hbmfs/hbmfs/internal/sys/pause"
 )
 
 // Plugin is the two services.
@@ -49,12 +49,9 @@ func (p *Plugin) GetPluginCapabilities(context.Context, *csi.GetPluginCapabiliti
 	return &csi.GetPluginCapabilitiesResponse{}, nil
 }
 
-// probeTime bounds the question to the host.
-const probeTime = 2 * time.Second
-
 // Probe says whether the host answers.
 func (p *Plugin) Probe(ctx context.Context, req *csi.ProbeRequest) (*csi.ProbeResponse, error) {
-	ctx, cancel := context.WithTimeout(ctx, probeTime)
+	ctx, cancel := context.WithTimeout(ctx, pause.Patience)
 	defer cancel()
 	_, err := p.identity.Probe(ctx, req)
 	return &csi.ProbeResponse{Ready: wrapperspb.Bool(err == nil)}, nil

@@ -87,7 +87,7 @@ func (c *Options) Guard() (*fetch.Guard, error) {
 type remoteOrigin interface {
 	store.Upstream
 	spread.Upstream
-	Stats() status.Origin
+	Stats() status.OriginTotals
 }
 
 // openRemote opens a remote source, behind the caches that it names or that stand before it.
@@ -129,7 +129,7 @@ func openRemote(source string, caches []string, opt fetch.Options) (remoteOrigin
 	return o, nil
 }
 
-// misfit compares a drained checkpoint with its manifest: see [s3origin.Origin].
+// misfit compares a drained checkpoint with its manifest: see [s3origin.Bucket].
 func misfit(manifest []byte, size func(name string) (int64, bool)) (empty []string, why string) {
 	m, err := checkpoint.ParseManifest(manifest)
 	if err != nil {
@@ -142,10 +142,10 @@ func misfit(manifest []byte, size func(name string) (int64, bool)) (empty []stri
 type Dataset struct {
 	Name    string // for people
 	Listing *cache.Listing
-	Origin  func() status.Origin      // of a remote source; nil otherwise
-	Cache   *store.Store              // that keeps its segments; nil for none
-	serve   func(ctx context.Context) // runs beside the mount, until ctx ends; nil for nothing
-	Notes   []string                  // surprises for the user, one line each
+	Origin  func() status.OriginTotals // of a remote source; nil otherwise
+	Cache   *store.Store               // that keeps its segments; nil for none
+	serve   func(ctx context.Context)  // runs beside the mount, until ctx ends; nil for nothing
+	Notes   []string                   // surprises for the user, one line each
 	closers []func() error
 	tracer  *trace.Tracer
 	state   *state
@@ -221,10 +221,10 @@ const entrySize = 80
 // list lists an origin, or takes the listing of an earlier daemon.
 func (s *Dataset) list(c *Options, origin layout.Origin, list func() (*cache.Listing, error)) (err error) {
 	up := any(origin)
-	if caches, ok := origin.(*spread.Origin); ok {
+	if caches, ok := origin.(*spread.Spread); ok {
 		up = caches.Upstream()
 	}
-	s3, _ := up.(*s3origin.Origin)
+	s3, _ := up.(*s3origin.Bucket)
 	if c.Life.Adopts() {
 		if dir, ok := strings.CutPrefix(s.state.Path, "/"); ok && s3 != nil {
 			s3.SetDir(dir)
@@ -314,7 +314,7 @@ func Open(ctx context.Context, from string, c *Options, log *slog.Logger, note f
 		s.Notes = append(s.Notes, "there is no --cache-dir: every read goes over the network, each time again")
 	}
 	err = s.list(c, origin, func() (*cache.Listing, error) { return origin.List(ctx) })
-	if caches, ok := origin.(*spread.Origin); ok {
+	if caches, ok := origin.(*spread.Spread); ok {
 		s.Notes = append(s.Notes, caches.Notes()...)
 	}
 	if err != nil || c.CacheDir == "" {
@@ -378,7 +378,7 @@ func (s *Dataset) keep(ctx context.Context, origin remoteOrigin, c *Options, log
 }
 
 // decode replaces what is compressed in the listing.
-func (s *Dataset) decode(ctx context.Context, c *Options, log *slog.Logger) (*decode.Origin, error) {
+func (s *Dataset) decode(ctx context.Context, c *Options, log *slog.Logger) (*decode.Decoded, error) {
 	decoded, err := decode.Wrap(ctx, s.Listing)
 	if err != nil || !c.Decode {
 		return decoded, err
@@ -419,7 +419,7 @@ func (s *Dataset) keepDecoded(ctx context.Context, c *Options, log *slog.Logger)
 }
 
 // addDecoded has decoded objects read through a cache, and their sizes remembered beside it.
-func (s *Dataset) addDecoded(kept *store.Store, decoded *decode.Origin, log *slog.Logger) {
+func (s *Dataset) addDecoded(kept *store.Store, decoded *decode.Decoded, log *slog.Logger) {
 	if err := decoded.SaveSizes(); err != nil {
 		log.Warn("the decoded sizes of files are forgotten at the end of the mount", "error", err)
 	}

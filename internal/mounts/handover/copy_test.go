@@ -12,10 +12,10 @@ func TestMirror(t *testing.T) {
 	ours, theirs, err := Pair()
 	must(t, err)
 	defer func() { _ = unix.Close(theirs) }()
-	file, err := sealed(Snapshot, []byte("bytes"))
+	file, err := sealed(States, []byte("bytes"))
 	must(t, err)
 	defer func() { _ = file.Close() }()
-	c := Copy{Device: int(file.Fd()), Snapshot: int(file.Fd())}
+	c := Copy{Device: int(file.Fd()), States: int(file.Fd())}
 	must(t, send(ours, say("MOUNT=b", "FDNAME=one").with(c[Device])))
 	to, from := NewMirror(ours), NewMirror(theirs)
 	must(t, to.Send("a", c))

@@ -48,7 +48,7 @@
 //
 // # The state
 //
-// What never changes while the mount lives is a snapshot: a sealed memfd of sections, with a version and a checksum. Each part of a
+// What never changes while the mount lives is in the states: a sealed memfd of sections, with a version and a checksum. Each part of a
 // daemon declares its section by a [State]. A section, or a format, of an unknown version is refused before anything was changed. What
 // changes is memory that all lives share: a [Journal] of records, and tables that parts map. A holder never reads any of them.
 //

@@ -42,7 +42,7 @@ func TestFollowAKeeper(t *testing.T) {
 			}
 		}
 	}()
-	file, err := sealed(Snapshot, []byte("bytes"))
+	file, err := sealed(States, []byte("bytes"))
 	must(t, err)
 	defer func() { _ = file.Close() }()
 	add := func(name string) func() {

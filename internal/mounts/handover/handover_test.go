@@ -64,7 +64,7 @@ func TestSnapshotIsRefused(t *testing.T) {
 		}
 	}
 	newer := append([]byte(nil), b[:len(b)-4]...)
-	newer[len(snapshotMagic)]++
+	newer[len(statesMagic)]++
 	newer = binary.LittleEndian.AppendUint32(newer, castagnoli(newer))
 	if _, err := decode(newer); !errors.Is(err, ErrRefused) || !strings.Contains(err.Error(), "format 2") {
 		t.Errorf("a newer format: %v", err)
@@ -190,11 +190,11 @@ func TestSystemdKeeps(t *testing.T) {
 			}
 		}
 	}
-	if store["table"] == 0 || store[Snapshot] == 0 {
+	if store["table"] == 0 || store[States] == 0 {
 		t.Errorf("the store has %v", store)
 	}
-	next := &Life{kept: map[string]int{Snapshot: store[Snapshot]}}
-	must(t, next.readSnapshot())
+	next := &Life{kept: map[string]int{States: store[States]}}
+	must(t, next.readStates())
 	got := &part{name: "a", version: 1}
 	if must(t, next.Load(got)); string(got.bytes) != "state" || !next.Adopts() {
 		t.Errorf("the next life has %q", got.bytes)

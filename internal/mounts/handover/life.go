@@ -23,8 +23,8 @@ const (
 	ByHost    = "host" // another program that started the daemon
 )
 
-// Snapshot is the name under which the holder keeps the states.
-const Snapshot = "state"
+// States is the name under which the holder keeps the states.
+const States = "state"
 
 // Death is the end of the daemon before.
 type Death struct {
@@ -55,7 +55,7 @@ type Life struct {
 	bereft   bool                  // it goes on without a keeper
 	stir     func()                // ends what wakes it at the end of its parent; nil where nothing does
 	death    atomic.Pointer[Death] // of the daemon before, once it is heard of
-	sections map[string]section    // its snapshot
+	sections map[string]section    // of the life before
 
 	mu     sync.Mutex     // guards the fields below
 	socket int            // to the holder, -1 for none
@@ -128,7 +128,7 @@ func (l *Life) takeHeld() error {
 			if nice, err := strconv.Atoi(m.fields["NICE"]); err == nil { // an older keeper hurries nobody
 				l.nice = nice
 			}
-			return l.readSnapshot()
+			return l.readStates()
 		case m.fd < 0:
 			return errors.New("hear the holder of the mount: it sent no descriptor")
 		}
@@ -157,15 +157,15 @@ func (l *Life) takeListened() error {
 		}
 		l.kept[name] = listenFirst + i
 	}
-	return l.readSnapshot()
+	return l.readStates()
 }
 
-// readSnapshot reads the states of the life before.
-func (l *Life) readSnapshot() error {
+// readStates reads the states of the life before.
+func (l *Life) readStates() error {
 	if l.adopts = len(l.kept) > 0; !l.adopts {
 		return nil
 	}
-	f := l.Took(Snapshot)
+	f := l.Took(States)
 	if f == nil {
 		return fmt.Errorf("%w: the holder has none", ErrRefused)
 	}
@@ -192,12 +192,12 @@ func (l *Life) Begin(ctx context.Context, log *slog.Logger, states ...State) err
 		if err != nil {
 			return err
 		}
-		f, err := sealed(Snapshot, b)
+		f, err := sealed(States, b)
 		if err != nil {
 			return err
 		}
 		defer func() { _ = f.Close() }() // the life has its own
-		if err := l.Keep(Snapshot, f); err != nil {
+		if err := l.Keep(States, f); err != nil {
 			return err
 		}
 	}

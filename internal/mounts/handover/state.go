@@ -15,7 +15,7 @@ import (
 // State is what a part of a daemon leaves to the next, and does not change while the mount lives. A kind of volume implements
 // it for each of its parts; what changes while it lives goes to a [Journal], or to memory of its own that it gives [Life.Keep].
 type State interface {
-	// Section is the part's name in the snapshot, and the version of what Save writes.
+	// Section is the part's name in the file of states, and the version of what Save writes.
 	Section() (name string, version uint32)
 	// Save returns the section.
 	Save() ([]byte, error)
@@ -26,16 +26,16 @@ type State interface {
 // ErrRefused says that a state cannot be adopted: nothing was changed.
 var ErrRefused = errors.New("the state of the mount cannot be taken over")
 
-// The snapshot, little-endian: magic, version and number of sections (u32 each). Then for each section: the length of its name (u32), its
+// The file of states, little-endian: magic, version and number of sections (u32 each). Then for each section: the length of its name (u32), its
 // version (u32), its length (u64), name, bytes. At the end CRC-32C of all before.
 const (
-	snapshotMagic   = "hbmfs-state\n"
-	snapshotVersion = 1
+	statesMagic   = "hbmfs-state\n"
+	statesVersion = 1
 )
 
 func castagnoli(p []byte) uint32 { return crc32.Checksum(p, crc32.MakeTable(crc32.Castagnoli)) }
 
-// encode makes a snapshot of states.
+// encode makes a file of states.
 func encode(states []State) ([]byte, error) {
 	sections, length := make([][]byte, len(states)), 0
 	for i, s := range states {
@@ -47,8 +47,8 @@ func encode(states []State) ([]byte, error) {
 		sections[i] = section
 		length += len(name) + len(section) + 64
 	}
-	b := append(make([]byte, 0, length+64), snapshotMagic...)
-	b = binary.LittleEndian.AppendUint32(b, snapshotVersion)
+	b := append(make([]byte, 0, length+64), statesMagic...)
+	b = binary.LittleEndian.AppendUint32(b, statesVersion)
 	b = binary.LittleEndian.AppendUint32(b, uint32(len(states)))
 	for i, s := range states {
 		name, version := s.Section()
@@ -66,21 +66,21 @@ type section struct {
 	bytes   []byte
 }
 
-// decode reads a snapshot.
+// decode reads a file of states.
 func decode(b []byte) (map[string]section, error) {
 	refuse := func(why string) (map[string]section, error) { return nil, fmt.Errorf("%w: %s", ErrRefused, why) }
-	const head = len(snapshotMagic) + 8
-	if len(b) < head+4 || !bytes.HasPrefix(b, []byte(snapshotMagic)) {
+	const head = len(statesMagic) + 8
+	if len(b) < head+4 || !bytes.HasPrefix(b, []byte(statesMagic)) {
 		return refuse("it is not one of hbmfs")
 	}
-	if v := binary.LittleEndian.Uint32(b[len(snapshotMagic):]); v != snapshotVersion {
-		return refuse(fmt.Sprintf("it has format %d, and this program reads format %d", v, snapshotVersion))
+	if v := binary.LittleEndian.Uint32(b[len(statesMagic):]); v != statesVersion {
+		return refuse(fmt.Sprintf("it has format %d, and this program reads format %d", v, statesVersion))
 	}
 	end := len(b) - 4
 	if castagnoli(b[:end]) != binary.LittleEndian.Uint32(b[end:]) {
 		return refuse("its checksum is wrong")
 	}
-	count, b := binary.LittleEndian.Uint32(b[len(snapshotMagic)+4:]), b[head:end]
+	count, b := binary.LittleEndian.Uint32(b[len(statesMagic)+4:]), b[head:end]
 	all := map[string]section{}
 	for range count {
 		if len(b) < 16 {

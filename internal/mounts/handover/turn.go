@@ -102,7 +102,7 @@ func (l *Life) await(ctx context.Context, meanwhile func() error) (m message, er
 
 // idle waits for a message of the holder.
 func (l *Life) idle(ctx context.Context, meanwhile func() error) error {
-	const often = 5 * time.Second
+	const often = 5 * time.Second                                                        // between two runs of meanwhile
 	defer context.AfterFunc(ctx, func() { _ = unix.Shutdown(l.socket, unix.SHUT_RD) })() // wakes the wait below
 	for poll := []unix.PollFd{{Fd: int32(l.socket), Events: unix.POLLIN}}; ; {
 		n, err := unix.Poll(poll, int(often/time.Millisecond))

@@ -95,7 +95,7 @@ const upgradeTime = graceTime + 10*time.Second
 // it asks whether the program could. A refusal wraps [ErrRefused], and the mount goes on as it was. Upgrade waits for another hand-over
 // that is under way, and for a keeper that is only starting.
 func Upgrade(ctx context.Context, keeper int, program string, check bool) (pid int, err error) {
-	const startTime = 3 * time.Second
+	const startTime = 3 * time.Second // that a keeper may take until its socket listens
 	for began := time.Now(); ; {
 		pid, err = request(keeper, program, check)
 		var refused *refusal

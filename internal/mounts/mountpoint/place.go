@@ -20,8 +20,8 @@ const (
 	SocketName  = "control"
 )
 
-// Place is where a path leads, found without a question to any hbmfs mount, whose daemon may be stuck.
-type Place struct {
+// Location is where a path leads, found without a question to any hbmfs mount, whose daemon may be stuck.
+type Location struct {
 	Path string          // as the mount table knows it: absolute, and without symbolic links outside of hbmfs mounts
 	On   *mountinfo.Info // the topmost mount at Path, nil where Path is no mount point
 	Over *mountinfo.Info // the hbmfs mount that answers for Path, nil where none does
@@ -29,13 +29,13 @@ type Place struct {
 }
 
 // HBMFS tells whether an hbmfs mount is at the path itself.
-func (p *Place) HBMFS() bool { return p.On != nil && isHBMFS(p.On) }
+func (p *Location) HBMFS() bool { return p.On != nil && isHBMFS(p.On) }
 
 // linksMax is how many symbolic links a path may lead through, as in the kernel.
 const linksMax = 40
 
 // Locate follows a path as the kernel does. Below an hbmfs mount it follows no links: its daemon would have to answer.
-func Locate(path string) (*Place, error) {
+func Locate(path string) (*Location, error) {
 	all, err := mountinfo.GetMounts(nil)
 	if err != nil {
 		return nil, err
@@ -48,7 +48,7 @@ func Locate(path string) (*Place, error) {
 		}
 		path = dir + "/" + path
 	}
-	p := &Place{Path: "/", all: all}
+	p := &Location{Path: "/", all: all}
 	rest, links := strings.Split(path, "/"), 0
 	for len(rest) > 0 {
 		next := filepath.Join(p.Path, rest[0])
@@ -88,7 +88,7 @@ func answersFor(seen map[string]*mountinfo.Info, path string) *mountinfo.Info {
 }
 
 // Elsewhere tells where else this mount namespace shows the filesystem that is mounted at the place, "" for nowhere.
-func (p *Place) Elsewhere() string {
+func (p *Location) Elsewhere() string {
 	for _, i := range p.all {
 		if p.On != nil && i.ID != p.On.ID && i.Major == p.On.Major && i.Minor == p.On.Minor {
 			return i.Mountpoint

@@ -13,6 +13,8 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/internal/sys/pause"
 )
 
 // ErrBusy says that a mount cannot be taken away because something is open in it.
@@ -23,8 +25,7 @@ const busyTime = time.Second
 
 // Unmount takes the mount at point away. A mount in use gives an error that wraps ErrBusy and names the processes.
 func Unmount(point string) error {
-	const pause = 50 * time.Millisecond
-	for end := time.Now().Add(busyTime); ; time.Sleep(pause) {
+	for end := time.Now().Add(busyTime); ; time.Sleep(pause.Look) {
 		err := unmount(point, 0)
 		if !errors.Is(err, unix.EBUSY) {
 			return err

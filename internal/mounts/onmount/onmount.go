@@ -17,14 +17,12 @@ import (
 
 	"github.com/hbmfs/hbmfs/internal/mounts/mountpoint"
 	"github.com/hbmfs/hbmfs/internal/sys/aside"
+	"github.com/hbmfs/hbmfs/internal/sys/pause"
 	"github.com/hbmfs/hbmfs/internal/text/cli"
 )
 
 // env marks the process that does the work of a command on a mount.
 const env = "HBMFS_ON_MOUNT"
-
-// Patience is how long the daemon of a mount may take to answer before that is said. It needs milliseconds.
-const Patience = 2 * time.Second
 
 // ErrInterrupted says that a signal ended the work.
 var ErrInterrupted = errors.New("interrupted")
@@ -53,7 +51,7 @@ func Do(ctx context.Context, paths []string, stderr io.Writer, work func(ctx con
 }
 
 // Mounts finds the hbmfs mounts that paths lie in, each once.
-func Mounts(paths []string) (mounts []*mountpoint.Place, err error) {
+func Mounts(paths []string) (mounts []*mountpoint.Location, err error) {
 	seen := map[string]bool{}
 	for _, path := range paths {
 		if cli.IsRemote(path) {
@@ -75,7 +73,7 @@ func Mounts(paths []string) (mounts []*mountpoint.Place, err error) {
 
 // Ask asks a mount for a file, once, and leaves a process behind that is stuck.
 func Ask(ctx context.Context, name string) aside.Answer {
-	asker := aside.Asker{Program: Self(), Patience: Patience}
+	asker := aside.Asker{Program: Self(), Patience: pause.Patience}
 	return asker.Ask(ctx, name, name)
 }
 
@@ -89,14 +87,14 @@ func Self() string {
 }
 
 // Await returns when the daemons of all mounts have answered. It says of which it waits for.
-func Await(ctx context.Context, mounts []*mountpoint.Place, stderr io.Writer) error {
+func Await(ctx context.Context, mounts []*mountpoint.Location, stderr io.Writer) error {
 	asker := aside.Asker{Program: Self(), Patience: forever}
 	asked := make([]chan aside.Answer, len(mounts))
 	for i, m := range mounts {
 		asked[i] = make(chan aside.Answer, 1)
 		go func() { asked[i] <- asker.Ask(ctx, m.Path, m.Path) }() // ends with ctx
 	}
-	said := time.After(Patience)
+	said := time.After(pause.Patience)
 	for i := 0; i < len(mounts); {
 		point := mounts[i].Path
 		select {
@@ -125,7 +123,7 @@ func Await(ctx context.Context, mounts []*mountpoint.Place, stderr io.Writer) er
 const forever = 1000 * time.Hour
 
 // Silence says that the daemon of a mount does not answer, as far as it is known why.
-func Silence(place *mountpoint.Place, daemon *mountpoint.Daemon) string {
+func Silence(place *mountpoint.Location, daemon *mountpoint.Daemon) string {
 	switch {
 	case daemon == nil:
 		return fmt.Sprintf("the daemon of %s does not answer", place.Path)
@@ -135,8 +133,8 @@ func Silence(place *mountpoint.Place, daemon *mountpoint.Daemon) string {
 	return fmt.Sprintf("the daemon of %s (pid %d) does not answer", place.Path, daemon.PID)
 }
 
-// orderlyTime is how long an interrupted command may take to clean up.
-const orderlyTime = 3 * time.Second
+// OrderlyTime is how long an interrupted command or daemon may take to clean up.
+const OrderlyTime = 3 * time.Second
 
 // again starts this program again for the same command, and gives its exit code. When ctx ends, so does that process; where it
 // is stuck, it is left behind.
@@ -159,7 +157,7 @@ func again(ctx context.Context) error {
 	for _, end := range []struct {
 		signal syscall.Signal
 		within time.Duration
-	}{{0, forever}, {syscall.SIGTERM, orderlyTime}, {syscall.SIGKILL, aside.Grace}} {
+	}{{0, forever}, {syscall.SIGTERM, OrderlyTime}, {syscall.SIGKILL, aside.Grace}} {
 		if end.signal != 0 {
 			_ = child.Process.Signal(end.signal) // it may have ended
 			ctx = context.WithoutCancel(ctx)

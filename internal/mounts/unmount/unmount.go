@@ -66,7 +66,7 @@ func (u *Unmount) Run(ctx context.Context) error {
 }
 
 // unmount takes a mount away that is not in use, or whose daemon is gone.
-func (u *Unmount) unmount(ctx context.Context, place *mountpoint.Place, daemon *mountpoint.Daemon) error {
+func (u *Unmount) unmount(ctx context.Context, place *mountpoint.Location, daemon *mountpoint.Daemon) error {
 	err := mountpoint.Unmount(place.Path)
 	if !errors.Is(err, mountpoint.ErrBusy) {
 		return err
@@ -83,7 +83,7 @@ func (u *Unmount) unmount(ctx context.Context, place *mountpoint.Place, daemon *
 }
 
 // await waits for the end of the daemon.
-func (u *Unmount) await(ctx context.Context, place *mountpoint.Place, daemon *mountpoint.Daemon) error {
+func (u *Unmount) await(ctx context.Context, place *mountpoint.Location, daemon *mountpoint.Daemon) error {
 	if u.Force && (daemon.Stopped() || !endsWithin(ctx, daemon, abortTime)) {
 		if err := daemon.Kill(); err != nil {
 			return err
@@ -128,7 +128,7 @@ func endsWithin(ctx context.Context, daemon *mountpoint.Daemon, limit time.Durat
 
 // findDaemon finds the process that serves a mount, nil where nobody tells. A daemon that the kernel does not tell, or that lives in another
 // PID namespace, has to be asked itself.
-func findDaemon(ctx context.Context, place *mountpoint.Place) (*mountpoint.Daemon, error) {
+func findDaemon(ctx context.Context, place *mountpoint.Location) (*mountpoint.Daemon, error) {
 	daemon, err := mountpoint.FindDaemon(place.On)
 	if daemon != nil || err != nil && !errors.Is(err, mountpoint.ErrUntold) {
 		return daemon, err

@@ -85,7 +85,7 @@ func (s *Control) addTo(p *promtext.Page) {
 	}
 }
 
-func addOrigin(p *promtext.Page, o *Origin) {
+func addOrigin(p *promtext.Page, o *OriginTotals) {
 	p.Counter("hbmfs_origin_requests_total", "Requests to the origin, retries among them.").Add(o.Requests)
 	p.Counter("hbmfs_origin_bytes_total", "Bytes that the origin gave.").Add(o.Bytes)
 	p.Counter("hbmfs_origin_retries_total", "Requests after one that failed.").Add(o.Retries)

@@ -7,7 +7,7 @@ import (
 )
 
 func TestMetricsOfARemoteSource(t *testing.T) {
-	s := Status{Origin: &Origin{Requests: 7, Latency: make([]int64, len(LatencyBounds())+1), Waited: 1500 * time.Millisecond}, Cache: &Cache{Sick: true}}
+	s := Status{Origin: &OriginTotals{Requests: 7, Latency: make([]int64, len(LatencyBounds())+1), Waited: 1500 * time.Millisecond}, Cache: &Cache{Sick: true}}
 	s.Origin.Latency[0], s.Origin.Latency[len(LatencyBounds())] = 3, 4
 	page := s.Metrics()
 	for _, line := range []string{

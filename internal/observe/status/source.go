@@ -2,8 +2,8 @@ package status
 
 import "time"
 
-// Origin has the totals of requests to a remote source since its start.
-type Origin struct {
+// OriginTotals has the totals of requests to a remote source since its start.
+type OriginTotals struct {
 	Requests int64 `json:"requests"` // retries and hedges among them
 	Bytes    int64 `json:"bytes"`    // handed on
 	Retries  int64 `json:"retries"`  // attempts after one that failed

@@ -9,41 +9,42 @@ import (
 
 // Status is the content of .hbmfs/status.
 type Status struct {
-	Version     string       `json:"version"`
-	PID         int          `json:"pid"`
-	Source      string       `json:"source"`
-	MountPoint  string       `json:"mount_point"`
-	Started     time.Time    `json:"started"`
-	Objects     int          `json:"objects"`
-	Bytes       int64        `json:"bytes"`
-	Passthrough Passthrough  `json:"passthrough"`
-	Indexing    bool         `json:"indexing"` // recognition still runs, and sets and views are not known yet
-	Sets        []Set        `json:"sets"`
-	Views       int          `json:"views"`
-	Problems    int          `json:"problems"`
-	Notes       []string     `json:"notes"` // the first findings, one line each
-	Counters    Counters     `json:"counters"`
-	OpenFiles   OpenFiles    `json:"open_files"`
-	Control     Control      `json:"control"`
-	Handover    Handover     `json:"handover"`
-	Origin      *Origin      `json:"origin,omitempty"` // of a remote source
-	Cache       *Cache       `json:"cache,omitempty"`
-	Checkpoints *Checkpoints `json:"checkpoints,omitempty"` // of a checkpoint volume
-	KV          *KV          `json:"kv,omitempty"`          // of a KV volume
+	Version     string        `json:"version"`
+	PID         int           `json:"pid"`
+	Source      string        `json:"source"`
+	MountPoint  string        `json:"mount_point"`
+	Started     time.Time     `json:"started"`
+	Log         string        `json:"log,omitempty"` // file that the daemon logs to; none in the foreground
+	Objects     int           `json:"objects"`
+	Bytes       int64         `json:"bytes"`
+	Passthrough Passthrough   `json:"passthrough"`
+	Indexing    bool          `json:"indexing"` // recognition still runs, and sets and views are not known yet
+	Sets        []Set         `json:"sets"`
+	Views       int           `json:"views"`
+	Problems    int           `json:"problems"`
+	Notes       []string      `json:"notes"` // the first findings, one line each
+	Counters    Counters      `json:"counters"`
+	OpenFiles   OpenFiles     `json:"open_files"`
+	Control     Control       `json:"control"`
+	Handover    Handover      `json:"handover"`
+	Origin      *OriginTotals `json:"origin,omitempty"` // of a remote source
+	Cache       *Cache        `json:"cache,omitempty"`
+	Checkpoints *Checkpoints  `json:"checkpoints,omitempty"` // of a checkpoint volume
+	KV          *KV           `json:"kv,omitempty"`          // of a KV volume
 }
 
 // Checkpoints are the drafts of a checkpoint volume, and what is published there.
 type Checkpoints struct {
-	Directory string      `json:"directory"`
-	Free      int64       `json:"free_bytes"` // of its filesystem
-	Drafts    []Draft     `json:"drafts"`
-	Published []Published `json:"published"`
-	Drain     *Drain      `json:"drain,omitempty"` // where checkpoints are copied to S3
-	Refused   []string    `json:"refused"`         // the last refusals, a sentence each: an errno has no room for them
+	Directory string       `json:"directory"`
+	Free      int64        `json:"free_bytes"` // of its filesystem
+	Drafts    []DraftState `json:"drafts"`
+	Published []Published  `json:"published"`
+	Drain     *Drain       `json:"drain,omitempty"` // where checkpoints are copied to S3
+	Refused   []string     `json:"refused"`         // the last refusals, a sentence each: an errno has no room for them
 }
 
-// Draft is a checkpoint that is being written.
-type Draft struct {
+// DraftState is a checkpoint that is being written.
+type DraftState struct {
 	Name    string    `json:"name"` // in the root of the mount
 	UID     uint32    `json:"uid"`
 	PID     int       `json:"pid,omitempty"` // of its writer, where that is known
@@ -142,11 +143,11 @@ type Client struct {
 	Connections int              `json:"connections"`
 	Bytes       map[string]int64 `json:"bytes"` // by path
 	Reads       map[string]int64 `json:"reads"`
-	Choices     []Choice         `json:"choices"` // the same, by path and reason: the most bytes first
+	Choices     []PathUse        `json:"choices"` // the same, by path and reason: the most bytes first
 }
 
-// Choice is the part of it that took one path for one reason.
-type Choice struct {
+// PathUse is the part of it that took one path for one reason.
+type PathUse struct {
 	Path   string `json:"path"`
 	Reason string `json:"reason"`
 	Reads  int64  `json:"reads"`

@@ -44,17 +44,17 @@ type item struct {
 	low, max int
 	keep     bool
 
-	group    *choice // or this, which may be left out where low is 0
-	ahead    bool    // group is looked ahead to
+	group    *alternatives // or this, which may be left out where low is 0
+	ahead    bool          // group is looked ahead to
 	not      bool
 	repeated bool // a quantifier was there
 }
 
-// choice is alternatives, each of them items in a row.
-type choice [][]item
+// alternatives is alternatives, each of them items in a row.
+type alternatives [][]item
 
 // min returns the least runes that c matches.
-func (c choice) min() int {
+func (c alternatives) min() int {
 	least := math.MaxInt
 	for _, row := range c {
 		n := 0
@@ -73,7 +73,7 @@ func (c choice) min() int {
 }
 
 // link returns the states of c, which go on with next.
-func (c choice) link(next *node) *node {
+func (c alternatives) link(next *node) *node {
 	var branches []*node
 	for _, row := range c {
 		n := next
@@ -118,11 +118,11 @@ func (p *patternParser) rune() rune {
 }
 
 // alternatives parses up to the end or a closing parenthesis. With fold, letters of either case match.
-func (p *patternParser) alternatives(depth int, fold bool) (choice, error) {
+func (p *patternParser) alternatives(depth int, fold bool) (alternatives, error) {
 	if depth > maxNesting {
 		return nil, errors.New("its groups are nested too deep")
 	}
-	c := choice{nil}
+	c := alternatives{nil}
 	for p.rest != "" && p.rest[0] != ')' {
 		if p.take("|") {
 			c = append(c, nil)

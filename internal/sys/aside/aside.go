@@ -18,6 +18,9 @@ import (
 // ErrSilent says that a process did not answer in time.
 var ErrSilent = errors.New("no answer in time")
 
+// HelperTime bounds a process that needs milliseconds as a rule.
+const HelperTime = 10 * time.Second
+
 // Grace is for a process to end that was killed.
 const Grace = time.Second
 

@@ -66,10 +66,7 @@ func (c ID) link() string {
 }
 
 // A process may be started while the others are looked through. So a container is over when nobody is found that often.
-const (
-	looks     = 3
-	lookPause = 20 * time.Millisecond
-)
+const looks = 3
 
 // Watch waits for the end of a container. Its methods may be called at once.
 type Watch struct {
@@ -97,7 +94,7 @@ func (w *Watch) Await(ctx context.Context) (err error) {
 			return err
 		case pidfd == nil:
 			missed++
-			err = pause.For(ctx, lookPause)
+			err = pause.For(ctx, pause.Look)
 		default:
 			missed = 0
 			err = w.awaitProcess(ctx, pidfd)

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/hbmfs/hbmfs/internal/sys/pause"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
@@ -72,7 +73,7 @@ func TestEndOfAContainer(t *testing.T) {
 	select {
 	case err := <-over:
 		t.Fatalf("it is over (%v), and a process of it lives", err)
-	case <-time.After(10 * lookPause):
+	case <-time.After(10 * pause.Look):
 	}
 	killed := 0
 	for _, pid := range append(pids, func() []int { now, _ := numbers("/proc"); return now }()...) {

@@ -6,6 +6,12 @@ import (
 	"time"
 )
 
+// Look is the time between two looks at something that gives no notice of its change, and changes soon.
+const Look = 20 * time.Millisecond
+
+// Patience is how long somebody waits for what takes milliseconds as a rule, before it is said that it has not come.
+const Patience = 2 * time.Second
+
 // For waits for d, or less where ctx ends, which is its error.
 func For(ctx context.Context, d time.Duration) error {
 	if d <= 0 {

@@ -76,8 +76,9 @@ func (m *Manual) Help(cmd *cobra.Command, columns int) string {
 	}
 	if columns > 0 {
 		about = reflow(about, columns)
-		flags := cmd.LocalFlags()
-		usage = strings.Replace(usage, strings.TrimSpace(flags.FlagUsages()), strings.TrimSpace(flags.FlagUsagesWrapped(columns)), 1)
+	}
+	if own := strings.TrimSpace(cmd.LocalFlags().FlagUsages()); own != "" {
+		usage = strings.Replace(usage, own, strings.TrimSpace(flagHelp(cmd.LocalFlags(), columns)), 1)
 	}
 	fmt.Fprintf(&b, "%s\n\n%s", strings.TrimSpace(about), usage)
 	for _, s := range m.sections(cmd) {
@@ -139,23 +140,6 @@ func usages(cmd *cobra.Command) (lines []string) {
 		}
 	}
 	return lines
-}
-
-// flagsOf are the flags of a command that are not hidden. Each has its value's name, its usage and its default.
-func flagsOf(cmd *cobra.Command, each func(flag *pflag.Flag, value, usage string)) {
-	cmd.Flags().VisitAll(func(f *pflag.Flag) {
-		if f.Hidden || f.Name == "help" || f.Name == "version" {
-			return
-		}
-		value, usage := pflag.UnquoteUsage(f)
-		value = strings.TrimSuffix(value, "Array")
-		switch f.DefValue {
-		case "", "0", "0s", "false", "[]", "-1":
-		default:
-			usage += fmt.Sprintf(" (default %s)", f.DefValue)
-		}
-		each(f, value, usage)
-	})
 }
 
 // block is a part of a text: a paragraph, or lines that stay as they are, which are those that begin with spaces.
@@ -235,11 +219,13 @@ func (m *Manual) markdown(cmd *cobra.Command) string {
 	if cmd.Example != "" {
 		fmt.Fprintf(&b, "\n```sh\n%s\n```\n", strings.ReplaceAll(strings.TrimPrefix(cmd.Example, "  "), "\n  ", "\n"))
 	}
-	title := "\n| flag | |\n|---|---|\n"
-	flagsOf(cmd, func(f *pflag.Flag, value, usage string) {
-		fmt.Fprintf(&b, "%s| `%s` | %s |\n", title, strings.TrimSpace(names(f)+" "+value), strings.ReplaceAll(usage, "|", `\|`))
-		title = ""
-	})
+	for _, group := range flagGroups {
+		title := fmt.Sprintf("\n| %s | |\n|---|---|\n", strings.ToLower(group.title))
+		flagsOf(cmd, group.advanced, func(f *pflag.Flag, value, usage string) {
+			fmt.Fprintf(&b, "%s| `%s` | %s |\n", title, strings.TrimSpace(names(f)+" "+value), strings.ReplaceAll(usage, "|", `\|`))
+			title = ""
+		})
+	}
 	for _, s := range m.sections(cmd) {
 		if cmd.HasParent() && s.title == "Exit status" && !special(s.items) {
 			continue // those of all commands are told once

@@ -27,14 +27,16 @@ func (m *Manual) Page(cmd *cobra.Command) string {
 	for _, p := range blocks(about) {
 		writeBlock(&b, p)
 	}
-	title := ".SH OPTIONS\n"
-	flagsOf(cmd, func(f *pflag.Flag, value, usage string) {
-		if value != "" {
-			value = " \\fI" + escape(value) + "\\fR"
-		}
-		fmt.Fprintf(&b, "%s.TP\n\\fB%s\\fR%s\n%s\n", title, escape(names(f)), value, escape(usage))
-		title = ""
-	})
+	for _, group := range flagGroups {
+		title := fmt.Sprintf(".SH %q\n", strings.ToUpper(group.title))
+		flagsOf(cmd, group.advanced, func(f *pflag.Flag, value, usage string) {
+			if value != "" {
+				value = " \\fI" + escape(value) + "\\fR"
+			}
+			fmt.Fprintf(&b, "%s.TP\n\\fB%s\\fR%s\n%s\n", title, escape(names(f)), value, escape(usage))
+			title = ""
+		})
+	}
 	for _, s := range m.sections(cmd) {
 		fmt.Fprintf(&b, ".SH %q\n", strings.ToUpper(s.title))
 		for _, i := range s.items {

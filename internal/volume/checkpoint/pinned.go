@@ -18,16 +18,13 @@ import (
 //
 // A reflink would not do: the clone and the pinned page share blocks of the disk, and the kernel writes a page that was dirtied by a pin in place.
 
-// kernelTime is how long pages of a file may stay in use though nobody has pinned them: the kernel holds some itself while it moves or reclaims pages.
-const kernelTime = 2 * time.Second
-
 // unpinned makes sure that nobody has pinned a page of a file that has a lease. It syncs the file and drops its pages, until all are gone. [ErrOpen]: some
-// stay for kernelTime, and for patience. Files of tmpfs and DAX are memory themselves, and there nobody can tell.
+// stay for [pause.Patience], since the kernel holds some itself while it moves or reclaims pages, and for patience. Files of tmpfs and DAX are memory themselves, and there nobody can tell.
 func unpinned(ctx context.Context, f *os.File, name string, sync func() error, patience time.Duration) error {
 	if isMemory(f) {
 		return nil
 	}
-	for deadline := time.Now().Add(max(patience, kernelTime)); ; {
+	for deadline := time.Now().Add(max(patience, pause.Patience)); ; {
 		if err := sync(); err != nil {
 			return err
 		}

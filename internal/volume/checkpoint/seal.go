@@ -154,7 +154,7 @@ func (d *Draft) files(book func(bytes int64) bool) (files []File, err error) {
 
 // whenClosed waits until nobody can write a file.
 func (d *Draft) whenClosed(ctx context.Context, name string, deadline time.Time) error {
-	const again = 5 * time.Millisecond
+	const again = 5 * time.Millisecond // a driver closes its descriptor a moment after its user did
 	for {
 		f, err := d.leased(name)
 		if err == nil {

@@ -79,7 +79,7 @@ func parseKey(name string) (k key, rest string, ok bool) {
 }
 
 // keep has the holder keep a draft. The journal comes last: without it, nothing is gone on with.
-func (d *draft) keep() (b *books, err error) {
+func (d *clientDraft) keep() (b *books, err error) {
 	b = &books{life: d.server.opt.Life, name: d.text()}
 	if b.journal, err = handover.NewJournal(); err != nil {
 		return nil, err
@@ -205,9 +205,9 @@ func (s *Server) Adopt() {
 var errPublished = errors.New("it was published")
 
 // resume goes on with one draft.
-func (s *Server) resume(k key) (*draft, error) {
+func (s *Server) resume(k key) (*clientDraft, error) {
 	life, text := s.opt.Life, k.text()
-	d := &draft{key: k, server: s, byName: map[string]int{}, user: asuser.User{UID: k.uid}}
+	d := &clientDraft{key: k, server: s, byName: map[string]int{}, user: asuser.User{UID: k.uid}}
 	d.books = &books{life: life, name: text}
 	journal, lock := life.Took(text+keptJournal), life.Took(text+keptLock)
 	if journal == nil || lock == nil {
@@ -257,7 +257,7 @@ func (s *Server) resume(k key) (*draft, error) {
 }
 
 // nonblocking lets the runtime wait for a process, which it does for files that are so when they are made.
-func nonblocking(pidfd *os.File, d *draft) error {
+func nonblocking(pidfd *os.File, d *clientDraft) error {
 	p, err := processOf(pidfd)
 	_ = pidfd.Close() // the holder has its own
 	d.writer = p
@@ -265,7 +265,7 @@ func nonblocking(pidfd *os.File, d *draft) error {
 }
 
 // replay takes a record of the daemon before.
-func (d *draft) replay(kind uint32, record []byte, start *begun) error {
+func (d *clientDraft) replay(kind uint32, record []byte, start *begun) error {
 	switch kind {
 	case recordBegin:
 		if err := json.Unmarshal(record, start); err != nil {
@@ -304,7 +304,7 @@ func (d *draft) replay(kind uint32, record []byte, start *begun) error {
 }
 
 // takeFiles takes files without names from the holder. Files that were being sealed are sealed when that is asked for again.
-func (d *draft) takeFiles() error {
+func (d *clientDraft) takeFiles() error {
 	for number, f := range d.files {
 		if f.unnamed {
 			f.Read = d.books.life.Took(d.books.name + strconv.Itoa(number))

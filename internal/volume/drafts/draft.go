@@ -16,8 +16,8 @@ import (
 	"github.com/hbmfs/hbmfs/internal/volume/checkpoint"
 )
 
-// draft is a checkpoint that clients write.
-type draft struct {
+// clientDraft is a checkpoint that clients write.
+type clientDraft struct {
 	key
 	server *Server
 	user   asuser.User
@@ -62,7 +62,7 @@ type process struct {
 }
 
 // begin makes the draft on the disk. mu is held.
-func (d *draft) begin(ctx context.Context) error {
+func (d *clientDraft) begin(ctx context.Context) error {
 	s := d.server
 	if err := s.mayCreate(d.user); err != nil {
 		return err
@@ -86,13 +86,13 @@ func (d *draft) begin(ctx context.Context) error {
 }
 
 // errOver refuses what comes after the end.
-func (d *draft) errOver() error {
+func (d *clientDraft) errOver() error {
 	return refuse(unix.ENOENT, "the draft of %q is over: it was published, or dropped, or its first writer has ended", d.name)
 }
 
 // add makes files, and gives the number of the first and what their writers get. Files that an earlier request has made are given
 // again.
-func (d *draft) add(wanted []control.NewFile) (first uint32, pens []*os.File, err error) {
+func (d *clientDraft) add(wanted []control.NewFile) (first uint32, pens []*os.File, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.over {
@@ -123,7 +123,7 @@ func (d *draft) add(wanted []control.NewFile) (first uint32, pens []*os.File, er
 }
 
 // addOne makes the file of a number, or opens it again. mu is held.
-func (d *draft) addOne(w *control.NewFile, number int, again bool) (*os.File, error) {
+func (d *clientDraft) addOne(w *control.NewFile, number int, again bool) (*os.File, error) {
 	if at, ok := d.byName[w.Name]; ok {
 		f := d.files[at]
 		if !again || at != number || f.Size != w.Size || f.sealed {
@@ -174,7 +174,7 @@ func (d *draft) addOne(w *control.NewFile, number int, again bool) (*os.File, er
 }
 
 // penOf opens a file again whose descriptor was lost with an answer.
-func (d *draft) penOf(f *file) (pen *os.File, err error) {
+func (d *clientDraft) penOf(f *file) (pen *os.File, err error) {
 	err = asuser.Do(d.user, func() (err error) {
 		pen, err = d.made.Again(&f.Making)
 		return err
@@ -183,7 +183,7 @@ func (d *draft) penOf(f *file) (pen *os.File, err error) {
 }
 
 // seal notes sums of a file. With the last of them it gets its name.
-func (d *draft) seal(m *control.Seal) error {
+func (d *clientDraft) seal(m *control.Seal) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.over {
@@ -224,7 +224,7 @@ func (d *draft) seal(m *control.Seal) error {
 }
 
 // named gives back what a file without a name takes. mu is held.
-func (d *draft) named(number int, f *file) {
+func (d *clientDraft) named(number int, f *file) {
 	if f.unnamed {
 		f.unnamed = false
 		d.server.unnamed.Book(d.user.UID, -1)
@@ -233,7 +233,7 @@ func (d *draft) named(number int, f *file) {
 }
 
 // publish makes the draft the checkpoint.
-func (d *draft) publish(ctx context.Context, m *control.PublishDraft) error {
+func (d *clientDraft) publish(ctx context.Context, m *control.PublishDraft) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	switch {
@@ -266,7 +266,7 @@ func (d *draft) publish(ctx context.Context, m *control.PublishDraft) error {
 }
 
 // drop removes the draft, and tells whether there was one.
-func (d *draft) drop() (bool, error) {
+func (d *clientDraft) drop() (bool, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.over {
@@ -278,7 +278,7 @@ func (d *draft) drop() (bool, error) {
 }
 
 // finish gives everything back. mu is held.
-func (d *draft) finish() {
+func (d *clientDraft) finish() {
 	d.over = true
 	uid := d.user.UID
 	for _, f := range d.files {
@@ -299,7 +299,7 @@ func (d *draft) finish() {
 	d.server.remove(d, d.complete)
 }
 
-func (d *draft) info() Info {
+func (d *clientDraft) info() Info {
 	i := Info{Name: d.name, UID: d.user.UID, Began: d.began}
 	if d.writer != nil {
 		i.PID = d.writer.pid
@@ -317,7 +317,7 @@ func (d *draft) info() Info {
 }
 
 // watch drops the draft when its writer ends.
-func (d *draft) watch() {
+func (d *clientDraft) watch() {
 	if d.writer == nil {
 		return
 	}

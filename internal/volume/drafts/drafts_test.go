@@ -162,13 +162,13 @@ func TestHostileRequestsAreRefused(t *testing.T) {
 	if _, err := control.AttachDraft(t.Context(), filepath.Join(v.dir, "step_7"), "test"); !errors.Is(err, syscall.ENOENT) {
 		t.Errorf("a draft that nobody has begun: %v", err)
 	}
-	for what, f := range map[string]func(other *control.Draft) error{
-		"files": func(other *control.Draft) error {
+	for what, f := range map[string]func(other *control.DraftClient) error{
+		"files": func(other *control.DraftClient) error {
 			_, _, err := other.Add(t.Context(), control.NewFile{Name: "x", Size: 1})
 			return err
 		},
-		"sums":    func(other *control.Draft) error { return other.Seal(t.Context(), 0, nil) },
-		"publish": func(other *control.Draft) error { return other.Publish(t.Context(), 0, 0) },
+		"sums":    func(other *control.DraftClient) error { return other.Seal(t.Context(), 0, nil) },
+		"publish": func(other *control.DraftClient) error { return other.Publish(t.Context(), 0, 0) },
 	} {
 		other, err := control.AttachDraft(t.Context(), d.Path, "thief")
 		must(t, err)

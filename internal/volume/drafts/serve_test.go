@@ -177,7 +177,7 @@ func peerOf(t *testing.T, c *net.UnixConn) (user asuser.User, pidfd *os.File) {
 	return user, pidfd
 }
 
-func (v *volume) begin(t *testing.T, name string) *control.Draft {
+func (v *volume) begin(t *testing.T, name string) *control.DraftClient {
 	t.Helper()
 	d, err := control.BeginDraft(t.Context(), filepath.Join(v.dir, name), 0, 1, "test")
 	must(t, err)
@@ -199,7 +199,7 @@ func sumsFor(data []byte) (sums []uint32) {
 }
 
 // write adds a file, fills and seals it.
-func write(t *testing.T, d *control.Draft, name string, data []byte) {
+func write(t *testing.T, d *control.DraftClient, name string, data []byte) {
 	t.Helper()
 	first, pens, err := d.Add(t.Context(), control.NewFile{Name: name, Size: int64(len(data))})
 	must(t, err)

@@ -49,7 +49,7 @@ type Server struct {
 	ended   sync.WaitGroup // of watchers
 
 	mu        sync.Mutex // guards what follows
-	all       map[key]*draft
+	all       map[key]*clientDraft
 	published []key // the latest last
 	closed    bool
 }
@@ -68,7 +68,7 @@ func New(opt Options) (*Server, error) {
 	}
 	drafts, unnamed := limits(opt.Life)
 	s := &Server{
-		opt: opt, dir: dir, all: map[key]*draft{},
+		opt: opt, dir: dir, all: map[key]*clientDraft{},
 		drafts: shares.New(drafts, drafts/2, 1), unnamed: shares.New(unnamed, unnamed/2, 0), files: shares.New(mostFiles, mostFiles/2, 64),
 		chunks: shares.New(mostChunks, mostChunks/2, 0),
 	}
@@ -110,10 +110,10 @@ func (s *Server) Drafts() []Info {
 	return list
 }
 
-func (s *Server) list() []*draft {
+func (s *Server) list() []*clientDraft {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var list []*draft
+	var list []*clientDraft
 	for _, d := range s.all {
 		list = append(list, d)
 	}
@@ -145,14 +145,14 @@ func (s *Server) Close() error {
 }
 
 // find gives a user's draft.
-func (s *Server) find(k key) *draft {
+func (s *Server) find(k key) *clientDraft {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.all[k]
 }
 
 // named gives a user's draft of a name.
-func (s *Server) named(uid uint32, name string) *draft {
+func (s *Server) named(uid uint32, name string) *clientDraft {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, d := range s.all {
@@ -178,7 +178,7 @@ func (s *Server) remember(k key) {
 }
 
 // add puts a draft into the table, unless one of its number is there: then it gives that.
-func (s *Server) add(d *draft) (*draft, error) {
+func (s *Server) add(d *clientDraft) (*clientDraft, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch other := s.all[d.key]; {
@@ -196,7 +196,7 @@ func (s *Server) add(d *draft) (*draft, error) {
 }
 
 // remove takes a draft out of the table.
-func (s *Server) remove(d *draft, published bool) {
+func (s *Server) remove(d *clientDraft, published bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.all[d.key] != d {
@@ -210,7 +210,7 @@ func (s *Server) remove(d *draft, published bool) {
 }
 
 // end drops a draft whose writer is gone.
-func (s *Server) end(d *draft, why string) {
+func (s *Server) end(d *clientDraft, why string) {
 	dropped, err := d.drop()
 	switch {
 	case err != nil:

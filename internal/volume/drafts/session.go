@@ -19,9 +19,9 @@ import (
 type Session struct {
 	server *Server
 	user   asuser.User
-	pidfd  *os.File // nil where the kernel tells none
-	began  []*draft // that end with the connection
-	writes bool     // it may
+	pidfd  *os.File       // nil where the kernel tells none
+	began  []*clientDraft // that end with the connection
+	writes bool           // it may
 }
 
 // Answer is what a client is told: a frame, with open files that the caller closes.
@@ -73,7 +73,7 @@ func (c *Session) Handle(ctx context.Context, t control.FrameType, payload []byt
 	case control.TypeSeal:
 		var m control.Seal
 		if m, parsed = control.ParseSeal(payload); parsed == nil {
-			failed = c.of(m.ID, func(d *draft) error { return d.seal(&m) })
+			failed = c.of(m.ID, func(d *clientDraft) error { return d.seal(&m) })
 		}
 	case control.TypePublish:
 		var m control.PublishDraft
@@ -123,7 +123,7 @@ func (c *Session) begin(ctx context.Context, m *control.Begin) (Answer, error) {
 		}
 		return c.into(ctx, d, m.Files)
 	}
-	d := &draft{
+	d := &clientDraft{
 		key: key{c.user.UID, m.ID}, server: c.server, user: c.user, name: m.Name, part: checkpoint.Part{Index: int(m.Part), Of: int(m.Parts)},
 		umask: m.Umask, began: time.Now(), byName: map[string]int{},
 	}
@@ -168,7 +168,7 @@ func (c *Session) begin(ctx context.Context, m *control.Begin) (Answer, error) {
 }
 
 // start begins a new draft, whose mu is held.
-func (c *Session) start(ctx context.Context, d *draft) (err error) {
+func (c *Session) start(ctx context.Context, d *clientDraft) (err error) {
 	if c.pidfd != nil {
 		if d.writer, err = processOf(c.pidfd); err != nil {
 			return err
@@ -205,13 +205,13 @@ func pidOf(fd int) (pid int) {
 	return max(pid, 0)
 }
 
-func (d *draft) answer(first uint32, pens []*os.File, err error) (Answer, error) {
+func (d *clientDraft) answer(first uint32, pens []*os.File, err error) (Answer, error) {
 	m := control.DraftFiles{ID: d.id, First: first, Count: uint32(len(pens))}
 	return Answer{control.TypeDraft, m.AppendTo, pens}, err
 }
 
 func (c *Session) add(ctx context.Context, m *control.AddFiles) (a Answer, err error) {
-	err = c.of(m.ID, func(d *draft) error {
+	err = c.of(m.ID, func(d *clientDraft) error {
 		a, err = c.into(ctx, d, m.Files)
 		return err
 	})
@@ -219,7 +219,7 @@ func (c *Session) add(ctx context.Context, m *control.AddFiles) (a Answer, err e
 }
 
 // into makes files of a draft, which the next daemon has even where the holder of the mount ends with this one.
-func (c *Session) into(ctx context.Context, d *draft, files []control.NewFile) (Answer, error) {
+func (c *Session) into(ctx context.Context, d *clientDraft, files []control.NewFile) (Answer, error) {
 	a, err := d.answer(d.add(files))
 	if err == nil && len(files) > 0 {
 		c.server.opt.Life.Settle(ctx)
@@ -228,7 +228,7 @@ func (c *Session) into(ctx context.Context, d *draft, files []control.NewFile) (
 }
 
 // of calls f with a draft of the user.
-func (c *Session) of(id control.DraftID, f func(*draft) error) error {
+func (c *Session) of(id control.DraftID, f func(*clientDraft) error) error {
 	d := c.server.find(key{c.user.UID, id})
 	if d == nil {
 		return refuse(unix.ENOENT, "there is no such draft: it was published, or dropped, its first writer has ended, or it is another user's")
@@ -240,7 +240,7 @@ func (c *Session) publish(ctx context.Context, m *control.PublishDraft) error {
 	if c.server.wasPublished(key{c.user.UID, m.ID}) {
 		return nil
 	}
-	return c.of(m.ID, func(d *draft) error { return d.publish(ctx, m) })
+	return c.of(m.ID, func(d *clientDraft) error { return d.publish(ctx, m) })
 }
 
 func (c *Session) drop(id control.DraftID) error {

@@ -24,8 +24,8 @@ type disk struct {
 }
 
 const (
-	lookTime = 100 * time.Millisecond
-	lookSpan = time.Second
+	lookTime = 100 * time.Millisecond // the least between two looks at what others write
+	lookSpan = time.Second            // in which the rate follows a fall
 
 	// The default bound: while others write this much a second, the drain takes a fraction of that, but never less than the least.
 	busyFrom   = 16 << 20

@@ -29,7 +29,7 @@ const perRequest = 8 << 20
 // enter waits until one more request may send. leave ends it.
 func (p *pace) enter(ctx context.Context) (leave func(), err error) {
 	for !p.entered() {
-		if err := pause.For(ctx, 20*time.Millisecond); err != nil {
+		if err := pause.For(ctx, pause.Look); err != nil {
 			return nil, err
 		}
 	}

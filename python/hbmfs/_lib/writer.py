@@ -180,7 +180,7 @@ class Writer(Owner):
         """
         return self._begin("write_begin", os.fsencode(os.fsdecode(directory)), files, progress)
 
-    def _begin(self, function: str, where: Any, files: Iterable[OutFile], progress: Progress) -> Write:
+    def _begin(self, function: str, where: Any, files: Iterable[OutFile], progress: Progress, way: str = "directory") -> Write:
         listed = list(files)
         table = (_native.WriteFile * len(listed))()
         for row, file in zip(table, listed, strict=True):
@@ -192,7 +192,7 @@ class Writer(Owner):
         array = np.array(parts, _native.WRITE_PART)
         stream = self._stream() if any(part[3] for part in parts) else _native.NO_STREAM
         arguments = (self._handle, where, table, len(listed), array.ctypes.data, len(parts), stream)
-        nothing = Written([], {}, "", "", 0.0, way="volume" if function == "draft_write_begin" else "directory")  # until it is done
+        nothing = Written([], {}, "", "", 0.0, way=way)  # until it is done
         write = Write.begin(self._library, function, arguments, nothing, owner=self, files=listed, progress=progress)
         assert isinstance(write, Write)
         return write

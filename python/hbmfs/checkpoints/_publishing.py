@@ -24,6 +24,8 @@ from .. import errors
 from .._lib import _closing, _native
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from .._lib._transfer import Progress
     from .._lib.writer import OutFile, Write, Writer
 
@@ -68,7 +70,7 @@ class Shared:
         self.directory = directory
         self._library = _native.library()
         self._handle = handle
-        self._end = weakref.finalize(self, self._library.drop, "draft_drop", handle) if handle.value else None
+        self._end = weakref.finalize(self, self._library.drop, "draft_drop", handle)
 
     @property
     def way(self) -> str:
@@ -80,30 +82,31 @@ class Shared:
 
         :class:`NotFoundError`, :class:`StaleError`: none has.
         """
-        name, handle = os.fspath(path), ctypes.c_uint64()
-        if not in_volume(name):
-            directory = Draft.directory_of(name)
-            if not os.path.isdir(directory):
-                raise errors.NotFoundError(f"there is no draft {directory}: give all ranks the same path, on a shared filesystem, or node_local=True")
-            return cls(name, directory, handle)
-        library = _native.library()
         try:
-            library.ask("draft_attach", os.fsencode(name), handle)
+            return cls._open(os.fspath(path), "draft_attach")
+        except errors.NotFoundError as err:
+            raise errors.NotFoundError(f"{err}: give all ranks the same path, on a shared filesystem, or node_local=True") from None
+
+    @classmethod
+    def _open(cls, name: str, call: str, *arguments: int) -> "Self":
+        """Opens a draft. The library decides whether it is one of a volume."""
+        library, handle, inside = _native.library(), ctypes.c_uint64(), ctypes.c_int32()
+        try:
+            library.ask(call, os.fsencode(name), *arguments, handle)
+            library.ask("draft_is_in_volume", handle, inside)
         except BaseException:
             if handle.value:  # an interrupt came after it was made
                 library.drop("draft_drop", handle)
             raise
-        return cls(name, "", handle)
+        return cls(name, "" if inside.value else Draft.directory_of(name), handle)
 
     def write(self, writer: "Writer", files: "Iterable[OutFile]", progress: "Progress" = None) -> "Write":
         """Starts writing files, as :meth:`Writer.write` does."""
-        if self.directory:
-            return writer.write(self.directory, files, progress)
-        return writer._begin("draft_write_begin", self._handle, files, progress)
+        return writer._begin("draft_write_begin", self._handle, files, progress, self.way)
 
     def leave(self) -> None:
         """Ends what of() began, and leaves the draft. Of a Draft, it drops that."""
-        if self._end is not None and self._end.detach() is not None:
+        if self._end.detach() is not None:
             self._library.ask("draft_drop", self._handle)
 
     def __enter__(self) -> "Shared":
@@ -128,15 +131,7 @@ class Draft(Shared):
         for number in (which, of):
             if not 0 <= number < 2**31:
                 raise errors.InvalidError(f"part {which} of {of} cannot be: parts are counted from 0")
-        library, handle, inside = _native.library(), ctypes.c_uint64(), ctypes.c_int32()
-        try:
-            library.ask("draft_begin", os.fsencode(name), which, of, handle)
-            library.ask("draft_is_in_volume", handle, inside)
-        except BaseException:
-            if handle.value:  # an interrupt came after it was made
-                library.drop("draft_drop", handle)
-            raise
-        return cls(name, "" if inside.value else cls.directory_of(path), handle)
+        return cls._open(name, "draft_begin", which, of)
 
     @staticmethod
     def directory_of(path: Any) -> str:
@@ -157,7 +152,6 @@ class Draft(Shared):
         for entry, file, own in zip(table, listed, sums, strict=True):
             entry.name, entry.size, entry.crc32c, entry.sums = os.fsencode(file.name), file.size, own.ctypes.data, len(own)
         self._library.ask("draft_publish", self._handle, table, len(listed))
-        assert self._end is not None
         self._end.detach()
 
     def drop(self) -> None:

@@ -208,7 +208,7 @@ type sample struct {
 	disk        int64 // bytes below the cache directory
 	kernel      int64 // bytes that the kernel asked for
 	cache       status.Cache
-	origin      status.Origin
+	origin      status.OriginTotals
 }
 
 // watch samples until ctx ends.
@@ -236,9 +236,9 @@ func (s *soak) sample() (one sample, err error) {
 		return one, err
 	}
 	var status struct {
-		PID      int           `json:"pid"`
-		Cache    status.Cache  `json:"cache"`
-		Origin   status.Origin `json:"origin"`
+		PID      int                 `json:"pid"`
+		Cache    status.Cache        `json:"cache"`
+		Origin   status.OriginTotals `json:"origin"`
 		Counters struct {
 			Spliced int64 `json:"spliced_bytes"`
 			Copied  int64 `json:"copied_bytes"`

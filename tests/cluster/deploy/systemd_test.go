@@ -147,7 +147,7 @@ func asService(t *testing.T, program, source, point string) *exec.Cmd {
 	for _, name := range strings.Fields(setting(t, "CapabilityBoundingSet")) {
 		bounding += ",+" + strings.ToLower(strings.TrimPrefix(name, "CAP_"))
 	}
-	line := strings.NewReplacer("/usr/bin/hbmfs", program, "$OPTIONS", "--allow-other", "${SOURCE}", source, "${MOUNTPOINT}", point).
+	line := strings.NewReplacer("/usr/bin/hbmfs", program, "$COMMAND", strings.TrimPrefix(strings.Trim(setting(t, "Environment"), `"`), "COMMAND="), "$OPTIONS", "--allow-other", "${SOURCE}", source, "${MOUNTPOINT}", point).
 		Replace(setting(t, "ExecStart"))
 	return exec.CommandContext(t.Context(), "setpriv", append([]string{"--bounding-set", bounding, "--no-new-privs"}, strings.Fields(line)...)...)
 }

@@ -97,7 +97,7 @@ func (s *server) beginPast(path, name string) error {
 		sums = append(sums, crc32.Checksum(data[at:min(at+control.SumChunk, len(data))], crc32.MakeTable(crc32.Castagnoli)))
 	}
 	if s.drafts == nil {
-		s.drafts = map[string]*control.Draft{}
+		s.drafts = map[string]*control.DraftClient{}
 	}
 	s.drafts[name] = draft
 	return draft.Seal(ctx, first, sums)

@@ -133,8 +133,8 @@ type server struct {
 	held  *held
 	loop  *loop
 
-	drafts  map[string]*control.Draft // those that were begun past the kernel
-	engines map[string]*engine        // of KV namespaces
+	drafts  map[string]*control.DraftClient // those that were begun past the kernel
+	engines map[string]*engine              // of KV namespaces
 }
 
 func serve(first string) error {

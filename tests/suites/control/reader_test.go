@@ -270,8 +270,8 @@ func TestStatisticsAndPrefetch(t *testing.T) {
 			t.Errorf("a ticket used twice: %v", err)
 		}
 	}
-	must(t, c.ReportStats(limited(t), control.Moved{Path: control.PathHost, Reason: "asked for", Bytes: 100, Reads: 2}))
-	must(t, c.ReportStats(limited(t), control.Moved{Path: control.PathHost, Reason: "no\nGPU", Bytes: 11, Reads: 1}, control.Moved{Path: control.PathDirect, Bytes: 5, Reads: 1}))
+	must(t, c.ReportStats(limited(t), control.PathReport{Path: control.PathHost, Reason: "asked for", Bytes: 100, Reads: 2}))
+	must(t, c.ReportStats(limited(t), control.PathReport{Path: control.PathHost, Reason: "no\nGPU", Bytes: 11, Reads: 1}, control.PathReport{Path: control.PathDirect, Bytes: 5, Reads: 1}))
 	var s status // what has no answer may not have come yet
 	if !within(func() bool {
 		s = m.status(t)

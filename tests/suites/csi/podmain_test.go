@@ -127,7 +127,7 @@ type program struct {
 	contents map[file][]byte // guarded by mu
 	held     *held
 	loop     *loop
-	draft    *control.Draft
+	draft    *control.DraftClient
 	first    uint32     // number of the draft's file
 	pens     []*os.File // of that
 	engine   engine

@@ -24,7 +24,7 @@ import (
 func frozen(t *testing.T, dir string) (v *volume, said string) {
 	t.Helper()
 	v = &volume{dir: dir, point: suite.NewDir(t), log: filepath.Join(suite.NewDir(t), "log"), flags: []string{"--size", "80MiB", "--memory", "16MiB"}}
-	r := suite.Run(t, append(append([]string{"mount"}, v.flags...), "--kv", "--allow-other", "--log-file", v.log, dir, v.point)...)
+	r := suite.Run(t, append(append([]string{"kv", "mount"}, v.flags...), "--allow-other", "--log-file", v.log, dir, v.point)...)
 	if r.Code != 0 {
 		t.Fatalf("mount ends with %d: %s", r.Code, r.Stderr)
 	}
@@ -164,7 +164,7 @@ func TestMountOfAnEmptyReadOnlyDisk(t *testing.T) {
 	v.stores(t, "model", keysOf(0, 20))
 	other, _ := frozen(t, d.point)
 	other.stores(t, "model", keysOf(20, 20))
-	r := suite.Run(t, "mount", "--kv", "--size", "80MiB", d.point, suite.NewDir(t))
+	r := suite.Run(t, "kv", "mount", "--size", "80MiB", d.point, suite.NewDir(t))
 	if r.Code != 1 || !strings.Contains(r.Stderr, "without --memory") {
 		t.Errorf("without --memory, mount ends with %d: %s", r.Code, r.Stderr)
 	}
@@ -193,7 +193,7 @@ func TestMountOfADirectoryOfAnotherUser(t *testing.T) {
 	dir, point, logs := suite.NewDir(t), suite.NewDir(t), suite.NewDir(t)
 	must(t, errors.Join(os.Chmod(dir, 0o755), os.Chown(point, nobody, nobody), os.Chown(logs, nobody, nobody)))
 	v := &volume{Mount: suite.At(point), dir: dir, point: point, log: filepath.Join(logs, "log")}
-	r := suite.RunAsNobody(t, "mount", "--kv", "--size", "8MiB", "--memory", "4MiB", "--log-file", v.log, dir, point)
+	r := suite.RunAsNobody(t, "kv", "mount", "--size", "8MiB", "--memory", "4MiB", "--log-file", v.log, dir, point)
 	if r.Code != 0 || !strings.Contains(r.Stderr, "permission denied") {
 		t.Fatalf("mount ends with %d: %s", r.Code, r.Stderr)
 	}

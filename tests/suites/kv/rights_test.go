@@ -248,16 +248,16 @@ func TestMountRefusals(t *testing.T) {
 	blackbox.NeedRoot(t)
 	dir, point := suite.NewDir(t), suite.NewDir(t)
 	for args, want := range map[string]string{
-		"--kv":                              "--kv needs --size",
-		"--size 1GiB":                       "belong to --kv",
-		"--disk-io direct":                  "belong to --kv",
-		"--kv --size 8MiB --disk-io fast":   "want direct or buffered",
-		"--kv --size 1000TiB":               "name a smaller --size",
-		"--kv --size 8MiB --memory 1000TiB": "more than this machine has free",
-		"--kv --checkpoints --size 8MiB":    "different volumes",
-		"--kv --size 8MiB --uid 1":          "goes without",
+		"kv mount":                              "--size is missing",
+		"kv mount --size 8MiB --disk-io fast":   "want direct or buffered",
+		"kv mount --size 1000TiB":               "name a smaller --size",
+		"kv mount --size 8MiB --memory 1000TiB": "more than this machine has free",
+		"kv mount --checkpoints --size 8MiB":    "unknown flag --checkpoints",
+		"kv mount --size 8MiB --uid 1":          "--uid is a flag of hbmfs mount",
+		"mount --size 1GiB":                     "--size: it is a flag of hbmfs kv mount",
+		"mount --kv --size 8MiB --uid 1":        "takes no --format, --select, --cache-dir, --uid",
 	} {
-		cmd := suite.Command(t.Context(), append(append([]string{"mount"}, strings.Fields(args)...), dir, point)...)
+		cmd := suite.Command(t.Context(), append(strings.Fields(args), dir, point)...)
 		if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), want) {
 			t.Errorf("%s: want %q: %s", args, want, out)
 		}

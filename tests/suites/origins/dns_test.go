@@ -109,7 +109,7 @@ func (n *names) answer(q []byte) []byte {
 }
 
 // openOf opens the origin of a source.
-func openOf(t *testing.T, source string, opt fetch.Options) origintest.Origin {
+func openOf(t *testing.T, source string, opt fetch.Options) origintest.Subject {
 	t.Helper()
 	if !strings.HasPrefix(source, "s3:") {
 		o, err := httporigin.Open(source, opt)

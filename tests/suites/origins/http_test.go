@@ -37,18 +37,18 @@ func siteIndex(t testing.TB, root string) []byte {
 func TestNginxKeepsTheContract(t *testing.T) {
 	needNginx(t)
 	p := newProxy(t, nginx.socket)
-	origintest.Run(t, func(t *testing.T) origintest.Place {
+	origintest.Run(t, func(t *testing.T) origintest.Fixture {
 		place := nginx.place(t)
 		var date atomic.Int64
 		var lastIndex []byte
 		put := func(t testing.TB, name string, data []byte) { nginx.put(t, place, name, data, date.Add(1)) }
-		return origintest.Place{
+		return origintest.Fixture{
 			Names: []string{"with space", "ümlaut", "semi;colon", "q?x=1", "hash#1", "plus+and&", "100%", "a%2Fb", "star*(1)'!"},
 			Put:   put,
 			Remove: func(t testing.TB, name string) {
 				must(t, os.Remove(filepath.Join(nginx.root, place, filepath.FromSlash(name))))
 			},
-			Open: func(t testing.TB) origintest.Origin {
+			Open: func(t testing.TB) origintest.Subject {
 				index := siteIndex(t, filepath.Join(nginx.root, place))
 				if !bytes.Equal(index, lastIndex) {
 					put(t, "index.json", index)

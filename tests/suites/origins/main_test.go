@@ -109,7 +109,7 @@ type mountStatus struct {
 		PassthroughOpens int64 `json:"passthrough_opens"`
 	}
 	Passthrough struct{ On bool }
-	Origin      status.Origin
+	Origin      status.OriginTotals
 	Cache       status.Cache
 }
 

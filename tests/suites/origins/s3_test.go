@@ -24,7 +24,7 @@ import (
 // s3Source is the source of a bucket behind a proxy.
 func s3Source(p *proxy, path string) string { return "s3://" + path + "?endpoint=" + p.URL }
 
-func openS3(t testing.TB, source string) *s3origin.Origin {
+func openS3(t testing.TB, source string) *s3origin.Bucket {
 	t.Helper()
 	s, err := s3origin.Parse(source)
 	must(t, err)
@@ -43,11 +43,11 @@ func closeOrigin(t testing.TB, o interface{ Close() error }) {
 func TestS3KeepsTheContract(t *testing.T) {
 	needS3(t)
 	p := newProxy(t, s3.socket)
-	origintest.Run(t, func(t *testing.T) origintest.Place {
+	origintest.Run(t, func(t *testing.T) origintest.Fixture {
 		bucket := s3.bucket(t)
-		return origintest.Place{
+		return origintest.Fixture{
 			Names: []string{"with space", "ümlaut", "semi;colon", "q?x=1", "hash#1", "plus+and&", "100%", "a%2Fb", "star*(1)'!"},
-			Open:  func(t testing.TB) origintest.Origin { return openS3(t, s3Source(p, bucket)) },
+			Open:  func(t testing.TB) origintest.Subject { return openS3(t, s3Source(p, bucket)) },
 			Put:   func(t testing.TB, name string, data []byte) { s3.put(t, bucket, name, data) },
 			Remove: func(t testing.TB, name string) {
 				must(t, s3.client.RemoveObject(context.Background(), bucket, name, minio.RemoveObjectOptions{}))
@@ -175,7 +175,7 @@ func TestS3Anonymous(t *testing.T) {
 }
 
 // wantShard lists an origin and reads one object.
-func wantShard(t *testing.T, o *s3origin.Origin, name, content string) {
+func wantShard(t *testing.T, o *s3origin.Bucket, name, content string) {
 	t.Helper()
 	l, err := o.List(t.Context())
 	must(t, err)
@@ -185,7 +185,7 @@ func wantShard(t *testing.T, o *s3origin.Origin, name, content string) {
 	wantRead(t, o, l, content)
 }
 
-func wantRead(t *testing.T, o *s3origin.Origin, l *cache.Listing, content string) {
+func wantRead(t *testing.T, o *s3origin.Bucket, l *cache.Listing, content string) {
 	t.Helper()
 	buf := make([]byte, len(content))
 	if _, err := o.ReadAt(t.Context(), l.Objects[0], buf, 0); err != nil || string(buf) != content {

@@ -21,7 +21,7 @@ class Volume:
         self.source, self.path = folder / "source", folder / "mnt"
         self.source.mkdir()
         self.path.mkdir()
-        command = [os.environ["HBMFS_BINARY"], "mount", "--kv", "--size", size, "--memory", "8MiB", self.source, self.path]
+        command = [os.environ["HBMFS_BINARY"], "kv", "mount", "--size", size, "--memory", "8MiB", self.source, self.path]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
     def status(self):

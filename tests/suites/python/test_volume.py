@@ -29,7 +29,7 @@ class Volume:
         self.source, self.path = folder / "source", folder / "mnt"
         self.source.mkdir()
         self.path.mkdir()
-        subprocess.run([os.environ["HBMFS_BINARY"], "mount", "--checkpoints", self.source, self.path], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([os.environ["HBMFS_BINARY"], "checkpoint", "mount", self.source, self.path], check=True, stdout=subprocess.DEVNULL)
 
     def status(self):
         return json.loads((self.path / ".hbmfs" / "status").read_text())

@@ -84,7 +84,7 @@ func ordinary(hbmfs, directory, point, plain string) (err error) {
 	if err != nil {
 		return err
 	}
-	cmd := exec.Command(hbmfs, "mount", "--checkpoints", "--log-file", log, directory, point)
+	cmd := exec.Command(hbmfs, "checkpoint", "mount", "--log-file", log, directory, point)
 	cmd.Stdout, cmd.Stderr = out, out
 	if err := errors.Join(cmd.Run(), out.Close()); err != nil {
 		said, _ := os.ReadFile(plain + "/said")

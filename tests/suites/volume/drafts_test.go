@@ -200,10 +200,10 @@ func TestMountRefusals(t *testing.T) {
 		{[]string{dir, dir}, "cannot be mounted on itself"},
 		{[]string{dir, dir + "/below"}, "lies in the directory itself"},
 		{[]string{"s3://bucket/run", point}, "is an address"},
-		{[]string{"--format", "npy", dir, point}, "goes without --format"},
+		{[]string{"--format", "npy", dir, point}, "is a flag of hbmfs mount"},
 		{[]string{"/proc/self", point}, "nothing can be written there"},
 	} {
-		code, _, errs := run(t, append([]string{"mount", "--checkpoints"}, c.args...)...)
+		code, _, errs := run(t, append([]string{"checkpoint", "mount"}, c.args...)...)
 		if code == 0 || !strings.Contains(errs, c.says) {
 			t.Errorf("mount %q: %d %q, want %q", c.args, code, errs, c.says)
 		}

@@ -107,7 +107,7 @@ func TestPastAsAnOrdinaryUser(t *testing.T) {
 
 // ordinaryPast mounts a volume, and writes into it past FUSE.
 func ordinaryPast(hbmfs, directory, point string) (err error) {
-	if out, err := exec.Command(hbmfs, "mount", "--checkpoints", "--log-file", "/dev/null", directory, point).CombinedOutput(); err != nil {
+	if out, err := exec.Command(hbmfs, "checkpoint", "mount", "--log-file", "/dev/null", directory, point).CombinedOutput(); err != nil {
 		return fmt.Errorf("%w: %s", err, out)
 	}
 	defer func() {

@@ -296,6 +296,7 @@ func TestRemoval(t *testing.T) {
 		t.Errorf("another user's rmdir: %s", said)
 	}
 	volumetest.Want(t, "rm of one file", os.Remove(v.Path("step", "file")), unix.EROFS)
+	v.Said(t, "hbmfs checkpoint rm "+v.Point+"/NAME")
 	blackbox.Must(t, os.Remove(v.Path("step")))
 	if names := volumetest.Listed(t, v.Dir); len(names) != 0 {
 		t.Errorf("%q are left", names)

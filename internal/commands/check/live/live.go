@@ -51,7 +51,7 @@ func Aside(ctx context.Context, args []string, w io.Writer) error {
 		if err != nil {
 			return err
 		}
-		s := check.NewSnapshot()
+		s := check.NewRecording()
 		if err := s.SetTarget(t); err != nil {
 			return err
 		}
@@ -64,7 +64,7 @@ func Aside(ctx context.Context, args []string, w io.Writer) error {
 	return s.Record(w)
 }
 
-func captureRoot(capture func(fs.FS) (*check.Snapshot, error)) (*check.Snapshot, error) {
+func captureRoot(capture func(fs.FS) (*check.Recording, error)) (*check.Recording, error) {
 	root, err := os.OpenRoot("/")
 	if err != nil {
 		return nil, err
@@ -75,7 +75,7 @@ func captureRoot(capture func(fs.FS) (*check.Snapshot, error)) (*check.Snapshot,
 
 // answer is the recording of a process aside.
 type answer struct {
-	s   *check.Snapshot
+	s   *check.Recording
 	err error
 }
 
@@ -85,7 +85,7 @@ func (m *Machine) ask(ctx context.Context, args ...string) <-chan answer {
 	ctx, cancel := context.WithTimeout(ctx, m.patience(asidePatience))
 	go func() {
 		defer cancel()
-		var s *check.Snapshot
+		var s *check.Recording
 		out, err := aside.Output(ctx, slices.Concat(m.Aside, args)...)
 		if err == nil {
 			s, err = check.Load(bytes.NewReader(out))
@@ -97,7 +97,7 @@ func (m *Machine) ask(ctx context.Context, args ...string) <-chan answer {
 
 // Facts gets the facts of this machine and reads the file. It changes two environment variables of this process, CUDA_DEVICE_ORDER
 // and CUDA_VISIBLE_DEVICES, so that a GPU has the number that nvidia-smi gives it.
-func (m *Machine) Facts(ctx context.Context) (*check.Snapshot, error) {
+func (m *Machine) Facts(ctx context.Context) (*check.Recording, error) {
 	driver := m.ask(ctx, "driver")
 	var looked <-chan answer
 	if m.Path != "" {
@@ -132,7 +132,7 @@ func (m *Machine) Facts(ctx context.Context) (*check.Snapshot, error) {
 }
 
 // addEnvironment adds what two of cuFile's variables change.
-func addEnvironment(s *check.Snapshot) error {
+func addEnvironment(s *check.Recording) error {
 	if forced, err := strconv.ParseBool(os.Getenv("CUFILE_FORCE_COMPAT_MODE")); err == nil && forced {
 		s.SetForcedCompat()
 	}
@@ -149,7 +149,7 @@ func addEnvironment(s *check.Snapshot) error {
 }
 
 // prove reads the file with compat mode off, where there is a GPU to read into.
-func (m *Machine) prove(ctx context.Context, s *check.Snapshot) error {
+func (m *Machine) prove(ctx context.Context, s *check.Recording) error {
 	facts := check.Read(s)
 	switch {
 	case facts.Silent:

@@ -119,12 +119,12 @@ func (w *watch) begin(ctx context.Context) error {
 // goOn begins a record of the next daemon, once there is one.
 func (w *watch) goOn(ctx context.Context) error {
 	w.end()
-	for end := time.Now().Add(awayTime); ; {
+	for end := time.Now().Add(control.NextDaemonTime); ; {
 		err := w.begin(ctx)
 		if err == nil || ctx.Err() != nil || time.Now().After(end) {
 			return err
 		}
-		if err := pause.For(ctx, lookEach); err != nil {
+		if err := pause.For(ctx, pause.Look); err != nil {
 			return err
 		}
 	}

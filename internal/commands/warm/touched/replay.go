@@ -12,15 +12,13 @@ import (
 )
 
 const (
-	atOnce     = 4        // messages whose bytes are on their way
-	perFrame   = 64       // touches of a message
-	largest    = 64 << 20 // bytes of a touch in a message: progress is seen by them
-	perPlan    = 8192     // touches of a connection: a plan has room for 16,384 reads
-	lookEach   = 20 * time.Millisecond
+	atOnce     = 4                // messages whose bytes are on their way
+	perFrame   = 64               // touches of a message
+	largest    = 64 << 20         // bytes of a touch in a message: progress is seen by them
+	perPlan    = 8192             // touches of a connection: a plan has room for 16,384 reads
 	stuckTime  = 20 * time.Second // without a byte: ask again, on another connection
 	mostStuck  = 3                // times
 	settleTime = 30 * time.Second // for the cache to sync what has come
-	awayTime   = 40 * time.Second // for the next daemon of the mount
 )
 
 // Summary is what a replay has brought, and the JSON that --json prints. Bytes are the record's.
@@ -130,7 +128,7 @@ func (p *Replay) Run(ctx context.Context) error {
 			p.last = time.Now()
 			p.disconnect()
 		}
-		if err := pause.For(ctx, lookEach); err != nil {
+		if err := pause.For(ctx, pause.Look); err != nil {
 			return err
 		}
 	}
@@ -153,7 +151,7 @@ func (p *Replay) settle(ctx context.Context) error {
 			p.settling = p.settling[1:]
 			continue
 		}
-		if err := pause.For(ctx, lookEach); err != nil {
+		if err := pause.For(ctx, pause.Look); err != nil {
 			return err
 		}
 	}
@@ -232,7 +230,7 @@ func (p *Replay) step(ctx context.Context) (came bool, err error) {
 
 // connect waits for the next daemon where there is none now.
 func (p *Replay) connect(ctx context.Context) error {
-	for end := time.Now().Add(awayTime); ; {
+	for end := time.Now().Add(control.NextDaemonTime); ; {
 		c, err := control.Dial(ctx, p.mount, client)
 		if err == nil {
 			p.conn = c
@@ -241,7 +239,7 @@ func (p *Replay) connect(ctx context.Context) error {
 		if ctx.Err() != nil || time.Now().After(end) {
 			return err
 		}
-		if err := pause.For(ctx, lookEach); err != nil {
+		if err := pause.For(ctx, pause.Look); err != nil {
 			return err
 		}
 	}

@@ -52,6 +52,7 @@ void checkpoint(const struct device *d, const char *directory) {
     hbmfs_handle draft, other;
     WANT(HBMFS_INVALID, hbmfs_draft_begin(NULL, 0, 1, &draft, &why));
     WANT(HBMFS_INVALID, hbmfs_draft_begin(path, 1, 1, &draft, &why));
+    WANT(HBMFS_NOT_FOUND, hbmfs_draft_attach(path, &other, &why));
     OK(hbmfs_draft_begin(path, 2, 4, &draft, &why));
     WANT(HBMFS_BUSY, hbmfs_draft_begin(path, 2, 4, &other, &why));
     if (other) DIE("a handle of what was refused");
@@ -62,7 +63,10 @@ void checkpoint(const struct device *d, const char *directory) {
     if (is) DIE("a draft in a directory is one of a volume");
     OK(hbmfs_checkpoint_in_volume(path, &is, &why));
     if (is) DIE("%s lies in a volume", path);
-    WANT(HBMFS_NOT_FOUND, hbmfs_draft_attach(path, &other, &why));
+    OK(hbmfs_draft_attach(path, &other, &why));
+    WANT(HBMFS_INVALID, hbmfs_draft_publish(other, NULL, 0, &why));
+    OK(hbmfs_draft_drop(other, &why)); // the draft stays
+    WANT(HBMFS_BUSY, hbmfs_draft_begin(path, 2, 4, &other, &why));
     refused_in_child(draft, path);
     put(in, "weights", "123456789");
     uint32_t sum = 0xe3069283; // of "123456789", as RFC 3720 has it
