@@ -38,7 +38,7 @@ type lie struct {
 func zipped(p []byte) []byte {
 	var out bytes.Buffer
 	w, _ := gzip.NewWriterLevel(&out, gzip.NoCompression) // there is such a level; random bytes only cost time otherwise
-	_, _ = w.Write(p) // a Buffer takes all
+	_, _ = w.Write(p)                                     // a Buffer takes all
 	_ = w.Close()
 	return out.Bytes()
 }

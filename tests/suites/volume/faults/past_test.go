@@ -17,7 +17,7 @@ import (
 // TestPastWritersAndDaemonsAreKilled: whoever is killed at whatever step, a checkpoint is there as a whole, or nothing of it.
 func TestPastWritersAndDaemonsAreKilled(t *testing.T) {
 	v := mount(t)
-	for i, step := range volumetest.PastSteps {
+	for i, step := range volumetest.PastSteps() {
 		t.Run(step, func(t *testing.T) {
 			name := fmt.Sprintf("daemon_%d", i)
 			w := volumetest.StartPast(t, v.Path(name), step)

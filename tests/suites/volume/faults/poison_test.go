@@ -17,7 +17,7 @@ import (
 )
 
 // crash ends the daemon while it does what it does now, as a fatal error of the Go runtime does, which takes a moment longer: the daemon's last words are there.
-func crash(t *testing.T, v *volumetest.Volume, pid, keeper int) {
+func crash(t *testing.T, pid, keeper int) {
 	t.Helper()
 	blackbox.Must(t, blackbox.Stop(pid))
 	fds, err := filepath.Glob("/proc/" + strconv.Itoa(keeper) + "/fd/*")
@@ -90,7 +90,7 @@ func TestPublishThatEndsDaemons(t *testing.T) {
 		}) {
 			t.Fatal("it does not begin to publish")
 		}
-		crash(t, v, pid, keeper)
+		crash(t, pid, keeper)
 		if r := <-over; r.code == 0 {
 			t.Fatalf("it is published: %v", r)
 		} else if strings.Contains(r.said, "replaced meanwhile") { // else it had ended just before
@@ -134,7 +134,7 @@ func TestFrameThatEndsDaemons(t *testing.T) {
 				break
 			}
 			blackbox.Must(t, os.Chmod(file, 0o600))
-			crash(t, v, pid, keeper)
+			crash(t, pid, keeper)
 			pid = v.PID(t)
 		}
 		return <-over

@@ -19,7 +19,9 @@ import (
 )
 
 // pastFiles are what the writers of these tests write past FUSE.
-var pastFiles = map[string][]byte{"file": []byte("bytes"), "sub/file": bytes.Repeat([]byte("0123456789"), 600_000), "empty": nil}
+func pastFiles() map[string][]byte {
+	return map[string][]byte{"file": []byte("bytes"), "sub/file": bytes.Repeat([]byte("0123456789"), 600_000), "empty": nil}
+}
 
 // SumsOf gives the sums of the chunks of a file.
 func SumsOf(data []byte) (sums []uint32) {
@@ -30,7 +32,9 @@ func SumsOf(data []byte) (sums []uint32) {
 }
 
 // PastSteps are the steps of WritePast, in their order.
-var PastSteps = []string{"begun", "added", "written", "closed", "half sealed", "sealed", "published"}
+func PastSteps() []string {
+	return []string{"begun", "added", "written", "closed", "half sealed", "sealed", "published"}
+}
 
 // WritePast writes a checkpoint past FUSE, and calls at after each step.
 func WritePast(ctx context.Context, path string, at func(step string)) error {
@@ -39,10 +43,11 @@ func WritePast(ctx context.Context, path string, at func(step string)) error {
 		return err
 	}
 	at("begun")
+	data := pastFiles()
 	var files []control.NewFile
 	total := int64(0)
 	for _, name := range []string{"file", "sub/file", "empty"} {
-		files = append(files, control.NewFile{Name: name, Size: int64(len(pastFiles[name]))})
+		files = append(files, control.NewFile{Name: name, Size: int64(len(data[name]))})
 		total += files[len(files)-1].Size
 	}
 	first, pens, err := d.Add(ctx, files...)
@@ -51,7 +56,7 @@ func WritePast(ctx context.Context, path string, at func(step string)) error {
 	}
 	at("added")
 	for i, pen := range pens {
-		if _, err := pen.WriteAt(pastFiles[files[i].Name], 0); err != nil {
+		if _, err := pen.WriteAt(data[files[i].Name], 0); err != nil {
 			return err
 		}
 	}
@@ -63,7 +68,7 @@ func WritePast(ctx context.Context, path string, at func(step string)) error {
 	}
 	at("closed")
 	for i := range files {
-		if err := d.Seal(ctx, first+uint32(i), SumsOf(pastFiles[files[i].Name])); err != nil {
+		if err := d.Seal(ctx, first+uint32(i), SumsOf(data[files[i].Name])); err != nil {
 			return err
 		}
 		if i == 0 {
@@ -116,7 +121,7 @@ func past(path, stop string) error {
 func PastIsWhole(t *testing.T, v *Volume, name string) {
 	t.Helper()
 	for _, path := range []string{v.Path(name), filepath.Join(v.Dir, name)} {
-		for file, data := range pastFiles {
+		for file, data := range pastFiles() {
 			if got, err := os.ReadFile(filepath.Join(path, file)); err != nil || !bytes.Equal(got, data) {
 				t.Errorf("%s/%s has %d bytes, %v", path, file, len(got), err)
 			}
