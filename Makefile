@@ -23,6 +23,9 @@ TAGS   ?=
 STATIC  = CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false $(if $(TAGS),-tags $(TAGS))
 LDFLAGS = -s -w -X github.com/hbmfs/hbmfs/internal/text/cli.version=$(VERSION)
 LINT    = $(CACHE)/golangci-lint
+PROSE   = $(CACHE)/prose
+# The pages that people write: commands.md is made of --help.
+PAGES   = README.md ARCHITECTURE.md CONTRIBUTING.md $(filter-out docs/reference/commands.md,$(wildcard docs/*.md docs/*/*.md))
 VENV    = $(CACHE)/venv
 PEERS   = $(CACHE)/venv-peers
 S3      = $(CACHE)/s3server
@@ -34,7 +37,7 @@ SBOM    = $(CACHE)/sbom
 SHARE   = $(DESTDIR)$(PREFIX)/share
 
 .DEFAULT_GOAL := help
-.PHONY: help go build lib demo test testreport test-programs test-peers test-minio test-cluster cluster-images test-gpu lint bench bench-shards soak-handover soak-volume soak-random bench-remote install uninstall packages image chart dist clean
+.PHONY: help go build lib demo test testreport test-programs test-peers test-minio test-cluster cluster-images test-gpu lint docs bench bench-shards soak-handover soak-volume soak-random bench-remote install uninstall packages image chart dist clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -127,14 +130,24 @@ test-gpu: build lib ## On a machine with an NVIDIA GPU: test every path in HBM, 
 	  WHEELS=$(WHEELS) tests/bench/gpu/weights.sh bin/libhbmfs.so $(or $(GPU_OUT),$(CACHE)/gpu); \
 	  else echo "python3 has no torch here: the Python package was not tested in HBM"; fi
 
-lint: $(LINT) ## Run golangci-lint, which also enforces who may import whom
+lint: $(LINT) $(PROSE) ## Run golangci-lint, which also enforces who may import whom, and the rules of prose
 	$(LINT) run ./...
+	$(PROSE) $(PAGES)
 
 # The linter is a module of its own, so that its dependencies never become ours.
 $(LINT): tools/go.mod tools/go.sum | go
 	@mkdir -p $(CACHE)
 	@echo "building golangci-lint, once (minutes)"
 	$(GO) -C tools build -buildvcs=false -o $(abspath $(LINT)) github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+
+$(PROSE): $(wildcard tools/prose/*) | go
+	@mkdir -p $(CACHE)
+	CGO_ENABLED=0 $(GO) -C tools/prose test .
+	CGO_ENABLED=0 $(GO) -C tools/prose build -buildvcs=false -o $(abspath $(PROSE)) .
+
+docs: ## Build the site of docs/ in .cache/site; a link that leads nowhere fails
+	@tools/venv.sh $(CACHE)/venv-docs tools/site/requirements.txt
+	NO_MKDOCS_2_WARNING=1 $(CACHE)/venv-docs/bin/mkdocs build
 
 # The S3 server of the tests is a module of its own for the same reason.
 $(S3): $(wildcard tests/suites/origins/s3server/*) | go

@@ -2,5 +2,5 @@
 // its own cache: extents point at its files, and the kernel may read them without hbmfs.
 //
 // Pitfall: a directory can change under the mount. Every object is bound to the inode, size and modification time
-// that it was listed with; whatever else is found there later is an error that wraps [ErrChanged], never bytes.
+// that it was listed with. Another file found there later is an error that wraps [ErrChanged], never bytes.
 package cache

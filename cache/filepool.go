@@ -19,7 +19,7 @@ type filePool struct {
 	open func(*layout.Object) (fd int, at stamp, err error)
 	now  func(fd int) (stamp, error)
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	byObj  map[*layout.Object]*pooled
 	idle   *list.List // of *pooled without users, the least recently used first
 	closed bool
@@ -86,7 +86,7 @@ func (p *filePool) use(h *pooled) {
 	}
 }
 
-// put gives back what get returned.
+// put gives back a file of get.
 func (p *filePool) put(h *pooled) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -26,7 +26,7 @@ type directory struct {
 }
 
 // mostDirectories bounds those that a Watch has the kernel notify of: it keeps about a kilobyte for each, and all programs of a user share a limit
-// (fs.inotify.max_user_watches). A sweep finds what changes in others.
+// (fs.inotify.max_user_watches). A sweep finds changes in others.
 const mostDirectories = 8192
 
 // noticed are the events: contents, times and links, and names that come and go. A file that was mapped for writing says so when it is closed.
@@ -71,7 +71,7 @@ func (q *queue) directory(d *Dir, name string) *directory {
 		q.full = true
 		return nil
 	}
-	if name != "" { // else renaming what is above would not be noticed
+	if name != "" { // else renaming a parent would not be noticed
 		above, _ := path.Split(name)
 		q.directory(d, strings.TrimSuffix(above, "/"))
 	}

@@ -45,7 +45,8 @@ func (r Rights) Certain(uid, gid uint32, right uint16) (classes uint16) {
 // only removes the rights to read and to execute from all classes but the given ones.
 func only(perm, classes uint16) uint16 { return perm &^ (0o555 &^ (classes | classes>>2)) }
 
-// StillGrants returns an error, which wraps [fs.ErrPermission], if an open file of o no longer grants what was listed.
+// StillGrants returns an error, which wraps [fs.ErrPermission], if an open file of o no longer grants the listed
+// rights.
 func (d *Dir) StillGrants(o *layout.Object, fd int) error {
 	var now unix.Stat_t
 	if err := unix.Fstat(fd, &now); err != nil {

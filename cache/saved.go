@@ -49,7 +49,7 @@ func (l *Listing) Save(b []byte) []byte {
 	return w.B
 }
 
-// LoadListing reads what Save has written. The objects are of origin.
+// LoadListing reads a listing that Save has written. The objects are of origin.
 func LoadListing(b []byte, origin layout.Origin) (*Listing, error) {
 	r := varint.Reader{B: b}
 	l := &Listing{Objects: make([]*layout.Object, 0, r.Count())}

@@ -15,7 +15,7 @@ const (
 	byChangeTime stampBy = true  // the time of the last change of the inode as well
 )
 
-// stamp is what a file was when it was listed.
+// stamp is the identity of a file when it was listed.
 type stamp struct {
 	ino   uint64
 	size  int64
@@ -47,7 +47,7 @@ func (s stamp) is(version string) bool {
 	return string(s.append(make([]byte, 0, versionMax))) == version
 }
 
-// versionMax is the length of the longest version: six numbers of 64 bits, with signs, and what stands between them.
+// versionMax is the length of the longest version: six numbers of 64 bits, with signs and separators.
 const versionMax = 6*20 + 5
 
 func (s stamp) append(v []byte) []byte {

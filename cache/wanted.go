@@ -11,7 +11,7 @@ var ErrUnwanted = errors.New("nobody waits for it")
 // Interest says who waits for a fetch.
 type Interest int
 
-// A reader comes before a plan, and what nobody waits for is not tried again.
+// A reader comes before a plan, and a fetch that nobody waits for is not tried again.
 const (
 	Nobody Interest = iota
 	Plan
@@ -25,7 +25,7 @@ func WithInterest(ctx context.Context, now func() Interest) context.Context {
 	return context.WithValue(ctx, interestKey{}, now)
 }
 
-// InterestOf gives what WithInterest has said.
+// InterestOf gives the interest of WithInterest.
 func InterestOf(ctx context.Context) (now func() Interest) {
 	if now, ok := ctx.Value(interestKey{}).(func() Interest); ok {
 		return now

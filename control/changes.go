@@ -131,7 +131,7 @@ func bit(b bool) uint32 {
 // on a mount share it.
 type Counter struct {
 	Changes atomic.Uint64 // grows with each entry of the list, and when another daemon goes on with the mount
-	Looked  atomic.Int64  // CLOCK_MONOTONIC, ns: the daemon knows what the kernel has notified until then. It moves every 100 ms while the daemon watches
+	Looked  atomic.Int64  // CLOCK_MONOTONIC, ns: the daemon knows the kernel's notices until then. It moves every 100 ms while the daemon watches
 }
 
 // CounterSize is the size of the counter's file.

@@ -10,14 +10,14 @@ const OpDraft Op = 0xB8
 // DraftCommand is the ioctl command of DRAFT.
 const DraftCommand uint32 = iocRead | iocWrite | DraftSize<<16 | iocType | uint32(OpDraft)
 
-// DraftVerb is what DRAFT asks for.
+// DraftVerb is the verb of DRAFT.
 type DraftVerb uint32
 
 // The verbs.
 const (
 	DraftPoll   DraftVerb = iota // tell how far it is
 	DraftStart                   // begin to publish, in the background
-	DraftCancel                  // stop that: the draft is what it was
+	DraftCancel                  // stop that: the draft stays as it was
 )
 
 // DraftState is how far a draft is.

@@ -25,7 +25,7 @@ var (
 // Questions to an open file take no context. The daemon answers them from memory, within microseconds. While it is stopped,
 // the kernel ends no wait for it, as with every call on a file of its mount.
 
-// Info asks what an open file is.
+// Info asks for the identity of an open file.
 func Info(f *os.File) (FileInfo, error) {
 	p := pad(put32(make([]byte, 0, InfoSize), Version, 0), InfoSize-8)
 	if err := ioctl(f, InfoCommand, p); err != nil {

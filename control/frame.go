@@ -38,12 +38,12 @@ const (
 	TypeKVRemove                        // R -> KV_DONE: blocks are removed
 	TypeKVStat                          // R -> KV_COUNTS
 	TypeKVCounts                        //
-	TypeKVAttach                        // R -> DONE: what another connection of the process holds
+	TypeKVAttach                        // R -> DONE: the pins and reservations of another connection of the process
 	TypeKVVerify                        // R -> KV_VERIFIED: blocks are compared with their checksums
 	TypeKVVerified                      //
-	TypeRecord                          // R -> TOUCHES: what was read, in order
+	TypeRecord                          // R -> TOUCHES: the first reads, in order
 	TypeTouches                         //
-	TypeBring                           // R -> BROUGHT: what others have read is to come, or how much of it is here
+	TypeBring                           // R -> BROUGHT: segments that others have read are to come, or how much of them is here
 	TypeBrought                         //
 	TypeChanges                         // R -> CHANGED: which files of the source have changed, and a counter of changes
 	TypeChanged                         //
@@ -60,7 +60,7 @@ const (
 
 // Header begins every frame. One frame is one message of the SOCK_SEQPACKET socket.
 type Header struct {
-	Version uint16 // of the connection; 1 in HELLO, whatever range it offers
+	Version uint16 // of the connection; 1 in HELLO, for any range that it offers
 	Type    FrameType
 	ID      uint32 // the client's choice; an answer has its request's
 }

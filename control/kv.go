@@ -15,7 +15,7 @@ const (
 	kvDoneSize   = 8
 )
 
-// KVOpenFlags say what KV_OPEN wants.
+// KVOpenFlags are the flags of KV_OPEN.
 type KVOpenFlags uint32
 
 // The flags of KV_OPEN.
@@ -49,7 +49,7 @@ func ParseKVOpen(p []byte) (KVOpen, error) {
 	return m, r.end()
 }
 
-// KVTierKind is what a tier is made of.
+// KVTierKind is the memory of a tier.
 type KVTierKind uint32
 
 // The kinds of tiers.
@@ -78,7 +78,7 @@ const KVDirect KVTierFlags = 1
 type KVSpace struct {
 	Space      uint32 // its number on this connection's daemon
 	Mode       uint32 // permission bits
-	Client     uint64 // the number of what this process holds, for KV_ATTACH
+	Client     uint64 // the number of this process's pins and reservations, for KV_ATTACH
 	BlockBytes int64
 	SlotBytes  int64 // slot n of a tier begins at n times this in its file
 	Tiers      []KVTier
@@ -308,10 +308,11 @@ func ParseKVRelease(p []byte) (KVRelease, error) {
 	return m, r.end()
 }
 
-// KVSurvival is what a committed block survives.
+// KVSurvival is the kind of end that a committed block survives.
 type KVSurvival uint32
 
-// What blocks survive. None of them means a loss of power, after which only blocks of an orderly unmount are there.
+// How far blocks survive. None of them means a loss of power, after which only blocks of an orderly unmount are
+// there.
 const (
 	KVOnDisk  KVSurvival = 1 // a kill of the daemon, and another mount
 	KVHeld    KVSurvival = 2 // a kill of the daemon: another process keeps the memory

@@ -24,7 +24,7 @@ type Namespace struct {
 }
 
 // ErrNoKV says that a mount keeps no blocks.
-var ErrNoKV = errors.New("the mount is no KV volume: hbmfs mount --kv makes one")
+var ErrNoKV = errors.New("the mount is no KV volume: hbmfs kv mount makes one")
 
 // OpenKV opens a namespace. ENOENT: there is none, and [KVCreate] is not set; EINVAL: it has blocks of another size; EACCES: its mode keeps this user
 // out; EROFS: this process has the volume mounted read-only. [ErrNoKV]: it is no KV volume.
@@ -66,7 +66,7 @@ func (c *Client) OpenKV(ctx context.Context, m KVOpen) (*Namespace, error) {
 	return n, nil
 }
 
-// Close closes the files. What the process holds stays held.
+// Close closes the files. The pins and reservations of the process stay.
 func (n *Namespace) Close() error {
 	var errs []error
 	for _, f := range n.Files {
@@ -75,8 +75,8 @@ func (n *Namespace) Close() error {
 	return errors.Join(errs...)
 }
 
-// Lookup tells where the blocks of keys lie. pin: those that are found stay there until they are released. With an error, what it gives was
-// pinned nevertheless; of an answer that did not come, what was pinned is given back by [Client.AttachKV] of the next connection.
+// Lookup tells where the blocks of keys lie. pin: those that are found stay there until they are released. With an error, the blocks that
+// it gives were pinned nevertheless. If an answer did not come, [Client.AttachKV] of the next connection gives its pins back.
 func (n *Namespace) Lookup(ctx context.Context, keys [][]byte, pin bool) ([]KVSlot, error) {
 	m := KVKeys{Space: n.Space}
 	if pin {
@@ -144,8 +144,8 @@ func (n *Namespace) Verify(ctx context.Context, cursor uint64) (KVVerified, erro
 // Seen is the highest token that came, also on the connections that this one goes on with.
 func (c *Client) Seen() uint64 { return c.tokens.Load() }
 
-// AttachKV goes on with what an earlier connection of this process holds: client is the number that its KV_SPACE had, seen its [Client.Seen]. What the
-// daemon gave it later is given back, and it is given nothing more. ENOENT: the daemon does not know it.
+// AttachKV goes on with the pins and reservations of an earlier connection of this process: client is the number that its KV_SPACE had, seen its
+// [Client.Seen]. Later ones of the daemon are given back, and that connection is given nothing more. ENOENT: the daemon does not know it.
 func (c *Client) AttachKV(ctx context.Context, client, seen uint64) error {
 	m := KVAttach{client, seen}
 	if seen != KVKeep {

@@ -32,7 +32,7 @@ type KVTierCounts struct {
 type KVCounts struct {
 	Hits, Misses uint64 // keys that LOOKUP found, and did not find
 	Stored       uint64 // blocks that were committed
-	Exists       uint64 // reservations of what was there, or on its way
+	Exists       uint64 // reservations of blocks that were there, or on their way
 	Refused      uint64 // reservations for which there was no room
 	Pins         uint64 // now
 	Reservations uint64 // now
@@ -61,10 +61,11 @@ func ParseKVCounts(p []byte) (KVCounts, error) {
 	return m, r.end()
 }
 
-// KVAttach is KV_ATTACH: this connection goes on with what an earlier connection of the same process holds, which is given nothing more.
+// KVAttach is KV_ATTACH: this connection goes on with the pins and reservations of an earlier one of the same process, which is given
+// nothing more.
 type KVAttach struct {
 	Client uint64
-	Seen   uint64 // the highest token that the process was given: what has a higher one is given back. [KVKeep]: nothing is
+	Seen   uint64 // the highest token that the process was given: higher ones are given back. [KVKeep]: nothing is
 }
 
 // KVKeep is a KVAttach.Seen: nothing is given back.

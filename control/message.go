@@ -35,7 +35,7 @@ func ParseHello(p []byte) (Hello, error) {
 	return m, r.end()
 }
 
-// WelcomeFlags say what kind of descriptors the daemon gives, and what it can do.
+// WelcomeFlags describe the daemon's descriptors and abilities.
 type WelcomeFlags uint32
 
 // WelcomeReadOnly says that descriptors come through a read-only mount: to open one again for writing is EROFS, for root as

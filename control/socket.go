@@ -93,6 +93,6 @@ func transmit(fd int, frame []byte, fds []int) error {
 func ready(fd int, events int16, limit time.Duration) bool {
 	poll := [1]unix.PollFd{{Fd: int32(fd), Events: events}}
 	timeout := unix.NsecToTimespec(limit.Nanoseconds())
-	n, _ := unix.Ppoll(poll[:], &timeout, nil) // whatever is wrong, the next message will say
+	n, _ := unix.Ppoll(poll[:], &timeout, nil) // the next message reports any error
 	return n > 0
 }

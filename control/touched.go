@@ -14,7 +14,7 @@ type Touched struct {
 	Size    int64
 }
 
-// Touch is bytes that were first read together: what a cache brings as one.
+// Touch is bytes that were first read together: a cache brings them as one.
 type Touch struct {
 	Object uint32 // its place among the files
 	Range
@@ -144,7 +144,7 @@ func ParseRecordPart(p []byte) (RecordPart, error) {
 	return m, r.end()
 }
 
-// Bring says what is to come, or only asks how much of it is here.
+// Bring names the segments to come, or only asks how much of them is here.
 type Bring struct {
 	Ask bool // nothing is to come
 	Touches

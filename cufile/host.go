@@ -6,7 +6,6 @@ import (
 
 	"github.com/hbmfs/hbmfs/cufile/internal/copied"
 	"github.com/hbmfs/hbmfs/cufile/internal/crew"
-	"github.com/hbmfs/hbmfs/cufile/internal/source"
 	"github.com/hbmfs/hbmfs/cufile/internal/widen"
 )
 
@@ -26,61 +25,30 @@ func (s *scattering) copiedAtOnce() bool {
 	return s.r.copied != nil && len(s.to.Host) <= quickBytes && !slices.ContainsFunc(s.files, func(f *File) bool { return !f.seen.Load() })
 }
 
-// copyMapped copies the rows of mapped files to memory of the host, and gives the others: all of them on a GPU.
-func (s *scattering) copyMapped(ctx context.Context) (total Result, missing []part, err error) {
-	if err := s.look(); err != nil || s.r.copied == nil {
-		return total, s.parts, err
+// copy copies rows that are mapped to memory of the host.
+func (s *scattering) copy(ctx context.Context) (err error) {
+	if err := s.look(); err != nil {
+		return err
 	}
-	for _, p := range s.parts {
-		rest := p.file.copyRows(&s.to, p.spans, &total, &err)
-		if err != nil {
-			return total, nil, err
-		}
-		if len(rest) > 0 {
-			missing = append(missing, part{p.file, rest, p.view})
+	write := copied.Writer(nil)
+	if s.to.Form != nil {
+		write = func(place int64, from []byte) { widen.Write(&s.to, place, from) }
+	}
+	defer crew.OnFault(&err)()
+	count := 0
+	for i := range s.rows {
+		count += len(s.rows[i].Spans)
+	}
+	if s.r.copied.MoveRows(s.to.Host, s.to.Element(), write, s.rows) > int64(count/coldRows) {
+		for _, f := range s.files {
+			f.cold.Store(coldRequests)
 		}
 	}
-	return total, missing, ctx.Err()
+	return ctx.Err()
 }
 
-// copyRows copies small rows that are mapped, and gives the others.
-func (f *File) copyRows(to *crew.Destination, spans []source.Span, total *Result, err *error) []source.Span {
-	size := sizeOf(spans)
-	placed, ok := f.source.(source.Placed)
-	if !ok || size == 0 || size/int64(len(spans)) >= copied.SmallRow || f.insideAll(spans) != nil { // the caller may have changed them
-		return spans
-	}
-	if f.cold.Load() > 0 {
-		f.cold.Add(-1)
-		return spans
-	}
-	of := placed.Map()
-	if of == nil {
-		return spans
-	}
-	element, write := int64(1), copied.Writer(nil)
-	if to.Form != nil {
-		element = to.Form.From
-		write = func(place int64, from []byte) { widen.Write(to, place, from) }
-	}
-	rows := []copied.Rows{{Of: of, Spans: spans}}
-	defer crew.OnFault(err)()
-	cold, failed := f.r.copied.MoveRows(to.Host, element, write, rows)
-	if *err = failed; failed != nil {
-		return nil
-	}
-	if cold > int64(len(spans)/coldRows) {
-		f.cold.Store(coldRequests)
-	}
-	f.seen.Store(len(rows[0].Missing) == 0 && cold == 0)
-	if n := size - sizeOf(rows[0].Missing); n > 0 {
-		moved, choice := Moved{}, Choice{Host, onHost}
-		moved.count(Host, n)
-		f.account(moved, choice)
-		total.add(Result{moved, choice})
-	}
-	return rows[0].Missing
-}
+// cooling says whether threads read the rows of a request, since the file gave a cold batch lately.
+func (f *File) cooling() bool { return f.cold.Load() > 0 && f.cold.Add(-1) >= 0 }
 
 // onHost is why a request takes the host path.
 const onHost = "the device is the host"

@@ -76,7 +76,7 @@ func (f *File) choose(ctx context.Context, pieces []source.Piece) (c Choice, col
 		fraction, known := source.Resident(pieces)
 		return Choice{Staged, "asked for"}, known && fraction < warm, nil
 	case o.Path == Direct:
-		return Choice{Direct, "asked for"}, false, f.proveCached(ctx, pieces)
+		return Choice{Direct, "asked for"}, false, f.prove(ctx, pieces, false)
 	case o.Path != Auto:
 		return Choice{o.Path, "asked for"}, false, nil
 	}
@@ -84,7 +84,7 @@ func (f *File) choose(ctx context.Context, pieces []source.Piece) (c Choice, col
 	if err != nil || ok {
 		return Choice{Direct, why}, false, err
 	}
-	if f.r.mapped.Sees(pieces) {
+	if f.r.mapped.PinnedBytes() > 0 && f.r.mapped.Unseen(pieces) == 0 {
 		return Choice{Mapped, seenWhy}, false, nil
 	}
 	fraction, known := source.Resident(pieces)

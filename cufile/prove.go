@@ -45,43 +45,13 @@ func (f *File) autoDirect(ctx context.Context, pieces []source.Piece) (why strin
 // proveDirect fails unless Direct is proven for every object of the file that is on this machine. Objects that
 // are read through the mount are proven by that read.
 func (f *File) proveDirect(ctx context.Context) error {
-	return f.retryMoved(ctx, func(inMount bool) error {
-		if inMount {
-			return nil
-		}
-		runs, err := f.source.Runs(ctx, 0, f.Size())
-		if err != nil {
-			return err
-		}
-		seen := map[uint64]bool{}
-		for i := range runs {
-			if r := &runs[i]; !seen[r.Object] && r.Length > 0 {
-				seen[r.Object] = true
-				if err := f.proveLent(ctx, f.source.Backing(r)); err != nil {
-					return err
-				}
-			}
-		}
-		return nil
-	})
+	return f.eachGroup(ctx, []source.Span{{N: f.Size()}}, func(pieces []source.Piece, _, _ bool) error { return f.prove(ctx, pieces, true) })
 }
 
-// proveLent opens a file for as long as the proof takes.
-func (f *File) proveLent(ctx context.Context, b *source.Backing) error {
-	if b.Inline {
-		return nil
-	}
-	var lent []*source.Backing
-	if b.Lender != nil {
-		lent = append(lent, b)
-	}
-	return f.r.descriptors.Pinned(ctx, lent, func() error { return f.r.proofs.Want(ctx, b) })
-}
-
-// proveCached proves Direct for files of a cache that a request needs: they may be younger than the File.
-func (f *File) proveCached(ctx context.Context, pieces []source.Piece) error {
+// prove proves Direct for the files of pieces: for all of them, or for those of a cache, which may be younger than the File.
+func (f *File) prove(ctx context.Context, pieces []source.Piece, all bool) error {
 	for _, b := range source.FilesOf(pieces) {
-		if b.Cached {
+		if !b.Inline && (all || b.Cached) {
 			if err := f.r.proofs.Want(ctx, b); err != nil {
 				return err
 			}

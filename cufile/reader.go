@@ -198,7 +198,7 @@ func (r *Reader) startHost(ctx context.Context) (err error) {
 	if r.crew, err = crew.New(crew.Options{Threads: r.opt.Threads}); err != nil {
 		return err
 	}
-	r.copied = copied.New(r.descriptors.Watch())
+	r.copied = copied.New()
 	return r.startOnCrew(ctx)
 }
 
@@ -211,7 +211,7 @@ func (r *Reader) startGPU(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	r.crew, err = crew.New(crew.Options{CUDA: d.CUDA, Context: d.Context, Threads: r.opt.Threads, SlotSize: r.opt.Slot, Near: driver.NearCPUs(d.GPU.NUMA)})
+	r.crew, err = crew.New(crew.Options{CUDA: d.CUDA, Context: d.Context, Threads: r.opt.Threads, SlotSize: r.opt.Slot, Kernels: &d.Kernels, Near: driver.NearCPUs(d.GPU.NUMA)})
 	if err != nil {
 		return fmt.Errorf("pin %d bytes of host memory for each of %d threads of %s: %w", crew.SlotsPerWorker*r.opt.Slot, r.opt.Threads, d.GPU.Name, err)
 	}
@@ -239,7 +239,7 @@ func (r *Reader) startOnCrew(ctx context.Context) (err error) {
 // startMover starts the thread that registers.
 func (r *Reader) startMover() (err error) {
 	const table = 1 << 20 // bytes of a gather's table: this thread's slots hold nothing else
-	r.mapped, err = mapped.NewMover(mapped.Options{CUDA: r.device.CUDA, Library: r.opt.Libraries.CUDA, Context: r.device.Context, Device: r.device.GPU.Device,
+	r.mapped, err = mapped.NewMover(mapped.Options{CUDA: r.device.CUDA, Library: r.opt.Libraries.CUDA, Context: r.device.Context, Device: r.device.GPU.Device, Kernels: &r.device.Kernels,
 		Near: driver.NearCPUs(r.device.GPU.NUMA), Slot: min(r.opt.Slot, table), Window: r.opt.Window, Pinned: r.opt.Pinned})
 	return err
 }
@@ -340,39 +340,33 @@ func (r *Reader) release() error {
 
 // forget drops the handles and mappings of files that are about to be closed.
 func (r *Reader) forget(files []*source.Backing) error {
-	if r.copied != nil {
-		return r.copied.Forget(files)
-	}
-	if r.mapped == nil {
-		return nil
-	}
-	return r.mapped.Thread.DoAtLast(crew.ClosePatience, func(w *crew.Worker) error {
-		var errs []error
-		for _, b := range files {
-			r.direct.Forget(b)
-			errs = append(errs, r.mapped.Forget(w, b))
-		}
-		return errors.Join(errs...)
-	})
+	return r.drop(context.Background(), files, true, func(f func(*crew.Worker) error) error { return r.mapped.Thread.DoAtLast(crew.ClosePatience, f) })
 }
 
 // letGo gives cuFile handles back, and mappings of a cache's files, so that the files can be closed.
 func (r *Reader) letGo(ctx context.Context, files []*source.Backing) error {
 	files = slices.DeleteFunc(slices.Clone(files), func(b *source.Backing) bool { return !b.Cached && (r.direct == nil || !r.direct.Knows(b)) })
-	if len(files) == 0 {
+	return r.drop(ctx, files, false, func(f func(*crew.Worker) error) error { return r.mapped.Thread.Do(ctx, f) })
+}
+
+// drop has a thread of the device drop handles of files, and mappings of all or of a cache's.
+func (r *Reader) drop(ctx context.Context, files []*source.Backing, all bool, do func(func(*crew.Worker) error) error) error {
+	switch {
+	case len(files) == 0:
+		return nil
+	case r.copied != nil:
+		return r.copied.Forget(files)
+	case r.mapped == nil:
 		return nil
 	}
-	if r.copied != nil {
-		return r.copied.Forget(files)
-	}
-	return r.mapped.Thread.Do(ctx, func(w *crew.Worker) error {
+	return do(func(w *crew.Worker) error {
 		var errs []error
 		for _, b := range files {
 			if err := ctx.Err(); err != nil { // the caller has left, and the rest are in use again
 				return errors.Join(append(errs, err)...)
 			}
 			r.direct.Forget(b)
-			if b.Cached {
+			if all || b.Cached {
 				errs = append(errs, r.mapped.Forget(w, b))
 			}
 		}
@@ -383,5 +377,6 @@ func (r *Reader) letGo(ctx context.Context, files []*source.Backing) error {
 // releaseGPU runs on a thread with the context. The order matters: cuFile may deadlock when memory goes before it.
 func (r *Reader) releaseGPU(w *crew.Worker) error {
 	w.Retire()
-	return errors.Join(r.direct.Stop(), r.widen.Unload(w.CUDA), r.staged.Unload(), r.sequences.Unload(w.CUDA), r.mapped.Discard(w), r.arena.Close())
+	r.mapped.Discard(w)
+	return errors.Join(r.direct.Stop(), r.device.Kernels.Unload(w.CUDA), r.arena.Close())
 }

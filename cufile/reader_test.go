@@ -170,13 +170,11 @@ func TestStreamThatIsGivenUp(t *testing.T) {
 
 // TestStreamSkipsNothing gives up waiting for a span whose successor is there already.
 func TestStreamSkipsNothing(t *testing.T) {
-	s := &Stream{cancel: func() {}, ready: make(chan chan fetched, 2), room: make(chan struct{}, 2)}
+	s := &Stream{ctx: t.Context(), cancel: func() {}, ready: make(chan chan fetched, 2)}
 	slow, quick := make(chan fetched, 1), make(chan fetched, 1)
 	s.ready <- slow
 	s.ready <- quick
 	close(s.ready)
-	s.room <- struct{}{}
-	s.room <- struct{}{}
 	quick <- fetched{view: &View{}}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

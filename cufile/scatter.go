@@ -1,11 +1,14 @@
 package cufile
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
-	"sync"
 
+	"golang.org/x/sync/errgroup"
+
+	"github.com/hbmfs/hbmfs/cufile/internal/copied"
 	"github.com/hbmfs/hbmfs/cufile/internal/crew"
 	"github.com/hbmfs/hbmfs/cufile/internal/mapped"
 	"github.com/hbmfs/hbmfs/cufile/internal/sequences"
@@ -31,10 +34,17 @@ type scattering struct {
 	locate func() ([]part, error) // finds parts; nil where they are known
 	also   *sequences.Writing     // nil: nothing is said of tokens
 
-	to    crew.Destination
-	parts []part
-	rows  []mapped.Rows  // of parts
-	room  *[]source.Span // memory of the parts' spans, which is used again; may be nil
+	to     crew.Destination
+	parts  []part
+	rows   []source.Rows  // of parts
+	beside chan outcome   // of rows that are moved beside those that the GPU sees; nil: none are
+	room   *[]source.Span // memory of the parts' spans, which is used again; may be nil
+}
+
+// outcome is how moving spans went.
+type outcome struct {
+	Result
+	err error
 }
 
 // memory is for n spans, until the request has ended.
@@ -46,12 +56,15 @@ func (s *scattering) memory(n int) []source.Span {
 	return *s.room
 }
 
-// look finds the spans, and what else is to be written.
+// look finds the spans, those that the device may see, and what else is to be written.
 func (s *scattering) look() (err error) {
 	if s.locate != nil {
 		if s.parts, err = s.locate(); err != nil {
 			return err
 		}
+	}
+	for i := range s.parts {
+		s.rows = append(s.rows, s.seen(&s.parts[i]))
 	}
 	if s.also == nil {
 		return nil
@@ -60,58 +73,57 @@ func (s *scattering) look() (err error) {
 	return s.also.Check()
 }
 
-// launch starts moving the rows that the GPU sees.
-func (s *scattering) launch(w *crew.Worker) (err error) {
-	if err = s.look(); err != nil {
+// launch starts moving the rows that the GPU sees, and others beside them.
+func (s *scattering) launch(ctx context.Context, w *crew.Worker) error {
+	if err := s.look(); err != nil {
 		return err
 	}
-	if s.rows, err = seenRows(s.parts); err != nil {
+	if err := s.r.mapped.MoveRows(w, &s.to, s.rows); err != nil {
 		return err
 	}
-	return s.r.mapped.MoveRows(w, &s.to, s.rows)
+	if missing, n := s.missing(nil); n > 0 {
+		s.beside = make(chan outcome, 1)
+		go func() { s.beside <- scatterUnseen(ctx, s.to, missing) }() // ended by ctx, and awaited
+	}
+	return nil
 }
 
 // start moves all, without a goroutine of its own if it can. done is called once nothing is under way.
 func (s *scattering) start(ctx context.Context, done func(Result, error)) {
-	if s.r.mapped != nil && s.r.mapped.PinnedBytes() > 0 && s.r.mapped.Thread.Start(ctx, s.launch, func(err error) {
-		if err != nil && !errors.Is(err, mapped.ErrApart) {
-			done(Result{}, err)
+	moved := func(err error) { // the rows that the device sees
+		missing, n := s.missing(err)
+		if n == 0 && err == nil && (s.also == nil || s.also.Begun()) && !s.news() {
+			done(s.took(missing), nil)
 			return
 		}
-		total, missing := s.took(err)
-		if len(missing) > 0 || s.also != nil && !s.also.Begun() || s.news() {
-			go func() { done(s.rest(ctx, total, missing)) }() // ended by ctx
-			return
-		}
-		done(total, nil)
-	}) {
-		return
+		go func() { done(s.rest(ctx, missing, err)) }() // ended by ctx
 	}
-	atOnce := s.copiedAtOnce()
-	all := func() {
-		total, missing, err := s.copyMapped(ctx)
-		rest := func() { done(s.rest(ctx, total, missing)) }
-		switch {
-		case err != nil:
-			done(Result{}, err)
-		case atOnce && len(missing) > 0:
-			go rest() // ended by ctx
-		default:
-			rest()
-		}
-	}
-	if atOnce {
-		all()
-	} else {
-		go all() // likewise
+	switch {
+	case s.copiedAtOnce():
+		moved(s.copy(ctx))
+	case s.r.copied != nil:
+		go func() { moved(s.copy(ctx)) }() // likewise
+	case s.r.mapped.PinnedBytes() > 0 && s.r.mapped.Thread.Start(ctx, func(w *crew.Worker) error { return s.launch(ctx, w) }, moved):
+	default:
+		go func() { moved(cmp.Or(s.look(), mapped.ErrApart)) }() // likewise
 	}
 }
 
-// rest moves what launch did not move, and writes what was not begun.
-func (s *scattering) rest(ctx context.Context, total Result, missing []part) (Result, error) {
-	more, err := scatterUnseen(ctx, s.to, missing)
-	total.add(more)
-	if err == nil {
+// rest moves what launch did not move, and writes what was not begun. err is how moving what the device sees went.
+func (s *scattering) rest(ctx context.Context, missing []part, err error) (Result, error) {
+	var more outcome
+	if s.beside != nil {
+		more = <-s.beside
+	}
+	if err != nil && !errors.Is(err, mapped.ErrApart) {
+		return Result{}, err
+	}
+	total := s.took(missing)
+	if s.beside == nil {
+		more = scatterUnseen(ctx, s.to, missing)
+	}
+	total.add(more.Result)
+	if err = more.err; err == nil {
 		err = s.changed(ctx)
 	}
 	if err == nil && s.also != nil {
@@ -143,53 +155,54 @@ func (s *scattering) changed(ctx context.Context) error {
 	return nil
 }
 
-// took says what became of rows that the GPU may see: what was moved, and the spans that were not. With an error nothing was.
-func (s *scattering) took(err error) (total Result, missing []part) {
-	if err != nil {
-		for _, p := range s.parts {
-			p.file.seen.Store(false)
+// missing gives the spans of each part that were not moved by the device itself, all with an error, and their bytes.
+func (s *scattering) missing(err error) (list []part, n int64) {
+	list = slices.Clone(s.parts)
+	for i := range list {
+		if err == nil {
+			list[i].spans = s.rows[i].Missing
 		}
-		return total, s.parts
+		n += sizeOf(list[i].spans)
+	}
+	return list, n
+}
+
+// took counts what was moved: all but what is missing.
+func (s *scattering) took(missing []part) Result {
+	total := Result{Choice: Choice{s.r.opt.Path, "there is nothing to move"}}
+	choice := Choice{Mapped, seenWhy}
+	if s.r.copied != nil {
+		choice = Choice{Host, onHost}
 	}
 	for i, p := range s.parts {
-		left := s.rows[i].Missing
-		if p.file.seen.Store(len(left) == 0); len(left) > 0 {
-			missing = append(missing, part{p.file, left, p.view})
-		}
-		if n := sizeOf(p.spans) - sizeOf(left); n > 0 {
-			result := Result{Moved{Mapped: n}, Choice{Mapped, seenWhy}}
-			p.file.account(result.Moved, result.Choice)
+		left := sizeOf(missing[i].spans)
+		p.file.seen.Store(left == 0)
+		if n := sizeOf(p.spans) - left; n > 0 {
+			result := Result{Choice: choice}
+			result.Moved.count(choice.Path, n)
+			p.file.account(result.Moved, choice)
 			total.add(result)
 		}
 	}
-	return total, missing
+	return total
 }
 
-// seenRows gives the rows of parts that the GPU may see, small ones of files of Readers that share registrations.
-func seenRows(parts []part) ([]mapped.Rows, error) {
-	r := parts[0].file.r
-	rows, size, count := make([]mapped.Rows, len(parts)), int64(0), 0
-	for i, p := range parts {
-		n := sizeOf(p.spans)
-		if n == 0 {
-			continue
-		}
-		placed, ok := p.file.source.(source.Placed)
-		of := p.file.r
-		if !ok || !r.mapped.Shares(of.mapped) || of.opt.Path != Auto && of.opt.Path != Mapped {
-			return nil, mapped.ErrApart
-		}
-		places := placed.Map()
-		if places == nil {
-			return nil, mapped.ErrApart
-		}
-		rows[i] = mapped.Rows{Of: places, Watch: of.descriptors.Watch(), Spans: p.spans}
-		size, count = size+n, count+len(p.spans)
+// seen gives the rows of a part that the device may see: small ones of files of Readers that share registrations. All others are missing.
+func (s *scattering) seen(p *part) source.Rows {
+	of, n, most := p.file.r, sizeOf(p.spans), int64(copied.SmallRow)
+	if s.r.mapped != nil {
+		most = s.r.device.CUDA.SmallPieces()
 	}
-	if count == 0 || size > bytesMoved || size/int64(count) >= r.device.CUDA.SmallPieces() {
-		return nil, mapped.ErrApart
+	placed, ok := p.file.source.(source.Placed)
+	if !ok || n == 0 || n > bytesMoved || n/int64(len(p.spans)) >= most || p.file.cooling() ||
+		s.r.mapped != nil && (!s.r.mapped.Shares(of.mapped) || of.opt.Path != Auto && of.opt.Path != Mapped) {
+		return source.Rows{Missing: p.spans}
 	}
-	return rows, nil
+	places := placed.Map()
+	if places == nil {
+		return source.Rows{Missing: p.spans}
+	}
+	return source.Rows{Of: places, Watch: of.descriptors.Watch(), Spans: p.spans}
 }
 
 // seenWhy is why a request takes the mapped path where nothing else is to be done.
@@ -203,29 +216,20 @@ func sizeOf(spans []source.Span) (n int64) {
 }
 
 // scatterUnseen moves spans that the GPU may not see yet, of all files at once. One that fails ends the others. The choice is that of the first bytes.
-func scatterUnseen(ctx context.Context, to crew.Destination, parts []part) (total Result, err error) {
-	inner, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
+func scatterUnseen(ctx context.Context, to crew.Destination, parts []part) (total outcome) {
 	results := make([]Result, len(parts))
-	var wg sync.WaitGroup
+	group, inner := errgroup.WithContext(ctx)
 	for i, p := range parts {
-		move := func() {
-			var err error
-			if results[i], err = p.scatter(inner, to); err != nil {
-				cancel(err) // which keeps the first reason
-			}
-		}
-		if i < len(parts)-1 {
-			wg.Go(move)
-		} else {
-			move()
-		}
+		group.Go(func() (err error) {
+			results[i], err = p.scatter(inner, to)
+			return err
+		})
 	}
-	wg.Wait()
+	total.err = cmp.Or(group.Wait(), ctx.Err())
 	for _, result := range results {
 		total.add(result)
 	}
-	return total, context.Cause(inner)
+	return total
 }
 
 // scatter moves spans to their places. It returns when nothing writes to the target any more.
@@ -287,10 +291,6 @@ func (f *File) scatterByArena(ctx context.Context, to *crew.Destination, spans [
 // cut cuts spans into parts of at most limit bytes, and leaves empty ones out.
 func cut(spans []source.Span, limit int64) func(yield func([]source.Span) bool) {
 	return func(yield func([]source.Span) bool) {
-		if within(spans, limit) {
-			yield(spans)
-			return
-		}
 		part, size := []source.Span(nil), int64(0)
 		for _, s := range spans {
 			for s.N > 0 {
@@ -309,14 +309,4 @@ func cut(spans []source.Span, limit int64) func(yield func([]source.Span) bool) 
 			yield(part)
 		}
 	}
-}
-
-// within says whether spans, of which there are some, and none is empty, are one part.
-func within(spans []source.Span, limit int64) bool {
-	for i := range spans {
-		if limit -= spans[i].N; limit < 0 || spans[i].N == 0 {
-			return false
-		}
-	}
-	return len(spans) > 0
 }

@@ -219,7 +219,7 @@ func TestNextWindowIsRegisteredBeforeItIsAskedFor(t *testing.T) {
 		}
 		b := f.source.Unshare()[0]
 		until(t, "the window after the last one", func() bool {
-			return r.mapped.Sees([]source.Piece{{File: b, Offset: (i + 1) * o.Window, N: 1}})
+			return r.mapped.Unseen([]source.Piece{{File: b, Offset: (i + 1) * o.Window, N: 1}}) == 0
 		})
 		if r.PinnedBytes() > o.Pinned {
 			t.Errorf("%d bytes pinned, at most %d allowed", r.PinnedBytes(), o.Pinned)

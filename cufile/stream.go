@@ -1,6 +1,7 @@
 package cufile
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -12,11 +13,10 @@ type Span struct{ Offset, Length int64 }
 
 // Stream is an ordered plan of spans that are fetched ahead of their use.
 type Stream struct {
+	ctx    context.Context // what is fetched ahead ends with it
 	cancel context.CancelFunc
 	ready  chan chan fetched
-	room   chan struct{} // an entry for each span that is under way or waits for Next
 	wg     sync.WaitGroup
-	ended  error // why the plan was not finished; set before ready is closed
 
 	mu  sync.Mutex
 	err error // the first that Next gave; guarded by mu
@@ -29,9 +29,8 @@ type fetched struct {
 
 // Stream starts fetching plan in its order, at most depth spans ahead of Next. Close must be called.
 func (f *File) Stream(ctx context.Context, plan []Span, depth int) *Stream {
-	depth = max(depth, 1)
 	ctx, cancel := context.WithCancel(ctx)
-	s := &Stream{cancel: cancel, ready: make(chan chan fetched, depth), room: make(chan struct{}, depth)}
+	s := &Stream{ctx: ctx, cancel: cancel, ready: make(chan chan fetched, max(depth, 1))}
 	s.wg.Go(func() { s.fetch(ctx, f, plan) })
 	return s
 }
@@ -41,25 +40,21 @@ func (f *File) Stream(ctx context.Context, plan []Span, depth int) *Stream {
 func (s *Stream) fetch(ctx context.Context, f *File, plan []Span) {
 	defer close(s.ready)
 	for _, span := range plan {
+		result := make(chan fetched, 1)
 		select {
-		case s.room <- struct{}{}:
+		case s.ready <- result:
 		case <-ctx.Done():
-			s.ended = ctx.Err()
 			return
 		}
-		result := make(chan fetched, 1)
 		v, spans, err := f.reserve(ctx, []int64{span.Offset}, span.Length)
 		if err != nil {
-			s.ended = err
 			result <- fetched{err: fmt.Errorf("stream %d bytes at %d: %w", span.Length, span.Offset, err)}
-			s.ready <- result
 			return
 		}
 		s.wg.Go(func() {
 			v, err := f.fill(ctx, v, spans)
 			result <- fetched{v, err}
 		})
-		s.ready <- result
 	}
 }
 
@@ -93,10 +88,7 @@ func (s *Stream) next(ctx context.Context) (*View, error) {
 	select {
 	case next, ok := <-s.ready:
 		if !ok {
-			if s.ended != nil {
-				return nil, s.ended
-			}
-			return nil, io.EOF
+			return nil, cmp.Or(s.ctx.Err(), io.EOF)
 		}
 		result = next
 	case <-ctx.Done():
@@ -104,7 +96,6 @@ func (s *Stream) next(ctx context.Context) (*View, error) {
 	}
 	select {
 	case r := <-result:
-		<-s.room
 		return r.view, r.err
 	case <-ctx.Done():
 		// The view is on its way and has no other taker.

@@ -98,6 +98,7 @@ type transfer struct {
 // run moves spans by groups of the files that hold them. When it returns, also with an error, nothing is under way.
 func (t *transfer) run(ctx context.Context, spans []source.Span) error {
 	err := t.f.eachGroup(ctx, spans, func(pieces []source.Piece, first, inMount bool) error {
+		source.Announce(ctx, t.f.source, t.f.r.descriptors, pieces)
 		if first {
 			t.Result = Result{}
 			if t.view != nil {
@@ -127,7 +128,6 @@ func (f *File) eachGroup(ctx context.Context, spans []source.Span, fn func(piece
 		if err != nil {
 			return err
 		}
-		source.Announce(ctx, f.source, h, pieces)
 		for i, g := range source.Split(pieces, h.Share()) {
 			if err := h.Pinned(ctx, g.Files, func() error { return fn(g.Pieces, i == 0, inMount) }); err != nil {
 				return err
@@ -212,11 +212,14 @@ func (t *transfer) move(ctx context.Context, path Path, pieces []source.Piece) e
 		return err
 	}
 	o := &t.f.r.opt
+	if o.Path == Auto && o.Reuse && t.f.r.mapped.Full(here) {
+		return t.stage(ctx, here)
+	}
 	left, err := t.f.r.mapped.Move(ctx, &t.to, here, o.Path == Auto && o.Reuse)
 	if err != nil {
 		return err
 	}
-	t.Moved.count(Mapped, bytesOf(here)-bytesOf(left))
+	t.Moved.count(Mapped, source.BytesOf(here)-source.BytesOf(left))
 	return t.stage(ctx, left)
 }
 
@@ -254,13 +257,6 @@ func (t *transfer) stage(ctx context.Context, pieces []source.Piece) error {
 
 // inline says whether the bytes of a piece exist only in the mount.
 func inline(p source.Piece) bool { return p.File.Inline }
-
-func bytesOf(pieces []source.Piece) (n int64) {
-	for i := range pieces {
-		n += pieces[i].N
-	}
-	return n
-}
 
 // rows appends spans of length bytes that land one after the other. It refuses those that the file does not have, with ErrOutOfRange.
 func (f *File) rows(list []source.Span, offsets []int64, length int64) ([]source.Span, error) {

@@ -17,7 +17,8 @@ import (
 )
 
 const (
-	// maxWindow bounds what a zstd stream may refer back to: 128 MiB is the most that a level from 1 to 22 takes.
+	// maxWindow bounds the distance that a zstd stream may refer back to: 128 MiB is the most that a level from 1
+	// to 22 takes.
 	maxWindow = 128 << 20
 	// maxBlock bounds the two sides of a codec that decodes in memory, as a whole.
 	maxBlock = 256 << 20

@@ -37,7 +37,7 @@ type frame struct {
 }
 
 // seekTable reads where the frames of an object lie, nil where it does not say so, or is not worth it. A table that
-// does not fit the object is none: decoding in order finds out what is wrong.
+// does not fit the object is none: decoding in order finds the mistake.
 func seekTable(ctx context.Context, zip *layout.Object, size int64) []frame {
 	if zip.Size < spanSize || runtime.GOMAXPROCS(0) == 1 {
 		return nil

@@ -60,7 +60,7 @@ func fastest(given map[string]string) digest {
 // slow reports whether the hash takes about as long as decoding.
 func (d digest) slow() bool { return !strings.HasPrefix(d.name, "xx") }
 
-// check compares what s has summed, and closes it.
+// check compares the sum of s, and closes it.
 func (d digest) check(s *summing) error {
 	if s == nil {
 		return nil

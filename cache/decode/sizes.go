@@ -122,7 +122,7 @@ func (s *sizes) save() error {
 	}
 	text, err := json.Marshal(sizesFile{sizesVersion, s.files})
 	if err == nil {
-		err = os.MkdirAll(filepath.Dir(s.path), 0o700) // names of files may be what not everybody is to know
+		err = os.MkdirAll(filepath.Dir(s.path), 0o700) // names of files may be secret
 	}
 	if err == nil {
 		err = replaceFile(s.path, text)

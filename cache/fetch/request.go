@@ -58,7 +58,7 @@ func (c *Client) start(ctx context.Context, a ask) (*request, error) {
 	answer, err := c.getter.Get(r.ctx, a.object, a.off, a.n)
 	if err == nil {
 		if err = check(a, answer); err != nil {
-			_ = answer.Body.Close() // it is not what was asked for
+			_ = answer.Body.Close() // it is another range
 		}
 	}
 	if err != nil {
@@ -126,7 +126,7 @@ func (r *request) paced(took time.Duration, n int) error {
 	return nil
 }
 
-// close ends the request. err is why it did not bring what it should.
+// close ends the request. err is why it did not bring all bytes.
 func (r *request) close(err error) {
 	if r.tell != nil {
 		if sink := (sinkError{}); errors.As(err, &sink) {

@@ -44,7 +44,7 @@ func (t *tries) progress() {
 	t.wait.Reset()
 }
 
-// brought counts what an attempt has brought. A few bytes are worth the next attempt soon, and no new patience.
+// brought counts the bytes of an attempt. A few bytes are worth the next attempt soon, and no new patience.
 func (t *tries) brought(n int64) {
 	if n > 0 {
 		t.wait.Reset()
@@ -115,7 +115,7 @@ var ErrSilent = errors.New("the server has not answered yet")
 
 // notice tells the user who waits why it takes so long, but not each time.
 type notice struct {
-	mu   sync.Mutex // guards what follows, and the calls of tell
+	mu   sync.Mutex // guards the fields below, and the calls of tell
 	last time.Time
 	came bool
 }

@@ -13,7 +13,7 @@ import (
 
 // directory is the files of a source, by the answers of its server.
 type directory struct {
-	from     string // what names them, in words
+	from     string // the index or listing that names them
 	objects  []*layout.Object
 	denied   []cache.Denied
 	problems []layout.Problem

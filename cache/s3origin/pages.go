@@ -54,8 +54,8 @@ func (p *pages) ask(token, marker string) error {
 	return nil
 }
 
-// page is the body of one page. It counts what a parser would make of it, before the parser does: an element of a few
-// bytes becomes hundreds in memory.
+// page is the body of one page. It counts the memory that a parser would need, before the parser runs: an element of
+// a few bytes becomes hundreds in memory.
 type page struct {
 	io.ReadCloser
 	pages             *pages

@@ -45,7 +45,7 @@ func Parse(text string) (Source, error) {
 	endpoint := cmp.Or(os.Getenv("AWS_ENDPOINT_URL_S3"), os.Getenv("AWS_ENDPOINT_URL"))
 	style, origin := "", ""
 	query, err := url.ParseQuery(u.RawQuery)
-	if err != nil { // Query would leave out what it cannot read, such as the endpoint
+	if err != nil { // Query would leave out options that it cannot read, such as the endpoint
 		return Source{}, fmt.Errorf("source %q: %w", text, err)
 	}
 	for key, values := range query {

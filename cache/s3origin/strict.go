@@ -20,7 +20,7 @@ const mostBody = 1 << 20
 
 // RoundTrip implements [http.RoundTripper].
 func (s strict) RoundTrip(q *http.Request) (*http.Response, error) {
-	q = q.Clone(q.Context()) // a transport must not change what it is given
+	q = q.Clone(q.Context()) // a transport must not change its argument
 	q.Header.Set("Accept-Encoding", "identity")
 	walked, _ := q.Context().Value(pagesKey{}).(*pages)
 	if query := q.URL.Query(); walked == nil || !query.Has("delimiter") {
@@ -47,7 +47,7 @@ func (s strict) RoundTrip(q *http.Request) (*http.Response, error) {
 		return res, nil // which the fetch client compares
 	case res.StatusCode/100 == 2:
 		if err := fetch.Unencoded(res.Header); err != nil {
-			_ = res.Body.Close() // it is not what was asked for
+			_ = res.Body.Close() // it is not the answer to the request
 			return nil, err
 		}
 	}

@@ -28,14 +28,14 @@ const (
 // errLate says that a cache did not answer in time.
 var errLate = errors.New("it did not answer in time")
 
-// server is a cache, or the origin, and what is known of it.
+// server is a cache, or the origin, and its history.
 type server struct {
 	name   string
 	getter fetch.Getter
 	limit  time.Duration // for an answer; 0 for none
 	first  fetch.FirstByte
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	came   bool       // an answer, ever
 	stats  status.Endpoint
 	out    time.Time // until when it is passed over
@@ -73,7 +73,7 @@ func (s *server) get(ctx context.Context, o *layout.Object, off, n int64) (*fetc
 	late := !timer.Stop() && limit > 0
 	if err == nil {
 		if err = a.Check(o, off, n); err != nil {
-			_ = a.Body.Close() // it is not what was asked for
+			_ = a.Body.Close() // it is not the answer to the request
 		}
 	}
 	if late && outer.Err() == nil {
@@ -135,7 +135,7 @@ func (s *server) passOver(why string) {
 	s.failed++
 }
 
-// body counts what comes.
+// body counts the bytes that come.
 type body struct {
 	io.ReadCloser
 	of    *server
@@ -197,7 +197,7 @@ func (s *server) lack(object string) {
 	s.lacks[object] = time.Now().Add(lackOut)
 }
 
-// said is what the status shows of the server.
+// said is the server's state, for the status.
 func (s *server) said() status.Endpoint {
 	s.mu.Lock()
 	defer s.mu.Unlock()

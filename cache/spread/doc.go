@@ -5,11 +5,11 @@
 //
 // An object is cut into shares of 64 MiB. Rendezvous hashing of the object's name and the share gives the order in which the
 // caches are asked, the same on every node: so each cache holds its part, and where one goes, only its part moves. The origin
-// comes last, and answers for what no cache gives.
+// comes last, and answers for objects that no cache gives.
 //
-// A cache may be slow, gone, old or wrong. Its answers are compared with the listing as the origin's are, and no byte of
-// a wrong one is taken. A cache that does not answer is passed over for a second, and for longer each time, up to a
-// minute. One that lacks an object, or has another version, is passed over for this object. One whose last ten objects
-// were all of another version is left out for ten minutes. Nobody can see bytes that a cache changed under the right version:
-// only what has checksums of its own shows them.
+// A cache may be slow, gone, old or wrong. Its answers are compared with the listing as the origin's are, and no byte of a
+// wrong one is taken. A cache that does not answer is passed over for a second, and for longer each time, up to a minute. One
+// that lacks an object, or has another version, is passed over for this object. One whose last ten objects were all of
+// another version is left out for ten minutes. Nobody can see bytes that a cache changed under the right version: only data
+// with checksums of its own shows them.
 package spread

@@ -35,11 +35,11 @@ type fill struct {
 	size   int64
 	entry  *entry
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	fd       int        // without a name; -1 before the first fetch, and when it is over
 	users    int        // of fd
 	over     bool       // published or given up: fd is closed when its last user goes
-	lost     error      // what fd has told of lost bytes
+	lost     error      // lost bytes, as fd has told of them
 	have     bits       // blocks
 	left     int        // blocks that are missing
 	sums     []uint32   // of each sumBlock, where summed
@@ -92,7 +92,7 @@ func (f *fill) read(ctx context.Context, p []byte, at, ahead int64) error {
 var errLost = errors.New("the disk has lost bytes of it")
 
 // sound returns an error once the disk has lost bytes of the segment. Linux counts lost pages as clean, so they may leave the page cache,
-// and a read then gives what the disk has instead. A caller that asks after its read therefore knows whether to believe it. The descriptor
+// and a read then gives the disk's bytes instead. A caller that asks after its read therefore knows whether to believe it. The descriptor
 // tells of an error once, so the fill remembers it.
 func (f *fill) sound() error {
 	f.mu.Lock()
@@ -355,7 +355,7 @@ func (f *fill) file() (fd int, err error) {
 	return fd, nil
 }
 
-// writer writes what a flight brings, in order, and sums it where it comes in whole blocks of a sum.
+// writer writes the bytes of a flight, in order, and sums them where they come in whole blocks of a sum.
 type writer struct {
 	fill *fill
 	fd   int
@@ -387,7 +387,7 @@ func (w *writer) write(p []byte) error {
 	return nil
 }
 
-// arrived notes what a flight has written: [from, to), which does not cross the end of a sum.
+// arrived notes the bytes that a flight has written: [from, to), which does not cross the end of a sum.
 func (f *fill) arrived(from, to int64, w *writer) {
 	first, last := int(from/block), int(to/block) // a block counts with its last byte
 	if to == f.size {

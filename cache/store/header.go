@@ -112,8 +112,8 @@ func parseHeader(b []byte) (*header, error) {
 	return h, nil
 }
 
-// belongs reports whether a segment with this header has the key k. A header of the first version has no key. It has what the key was
-// made of, but for the size of segments, and with long texts cut: such a segment belongs nowhere.
+// belongs reports whether a segment with this header has the key k. A header of the first version has no key. It has the parts of the
+// key, but for the size of segments, and with long texts cut: such a segment belongs nowhere.
 func (h *header) belongs(k key) bool {
 	if h.key != nil {
 		return *h.key == k

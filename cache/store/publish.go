@@ -81,7 +81,8 @@ func (f *fill) link() (o *layout.Object, err error) {
 	return s.own(o), nil
 }
 
-// sync makes sure that all bytes are on the disk. It syncs by a descriptor of its own: the other one keeps what readers must hear of.
+// sync makes sure that all bytes are on the disk. It syncs by a descriptor of its own: the other one keeps the errors that readers
+// must hear of.
 func (f *fill) sync() error {
 	fd, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", f.fd), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err == nil {

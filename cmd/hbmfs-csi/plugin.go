@@ -21,7 +21,7 @@ const (
 	defaultState  = "/var/lib/hbmfs"
 	hostSocket    = "host.sock"    // gRPC
 	metricsSocket = "metrics.sock" // HTTP
-	holdSocket    = "hold.sock"    // copies of what keepers have
+	holdSocket    = "hold.sock"    // copies of the descriptors of keepers
 )
 
 type pluginCommand struct {

@@ -22,7 +22,6 @@ type cufileJSONCommand struct {
 	workload string // read, checkpoint or weights
 	lint     string // a file to check instead, "-" for stdin
 	require  string
-	fixed    bool
 	output   string
 	aboutGPU bool // --gpu was given
 	stdin    io.Reader
@@ -45,7 +44,7 @@ With --lint FILE, that file is checked. The list names
   settings that contradict each other or do nothing
 
 --gpu N also compares with the memory of that GPU, and PATH with the filesystem of the data. --require direct wants reads that never fall
-back to the CPU. --fixed prints the corrected file, with its comments, instead of the list, which then goes to stderr.`
+back to the CPU.`
 
 func newCuFileJSONCommand() *cobra.Command {
 	c := &cufileJSONCommand{}
@@ -54,7 +53,7 @@ func newCuFileJSONCommand() *cobra.Command {
 		Short: "Write a cufile.json for this machine, or find what is wrong in one",
 		Long:  cufileJSONHelp,
 		Example: "  hbmfs cufile-json --for weights --gpu 0 /data/pile > cufile.json\n" +
-			"  hbmfs cufile-json --lint /etc/cufile.json\n  hbmfs cufile-json --lint old.json --fixed > new.json",
+			"  hbmfs cufile-json --lint /etc/cufile.json",
 		Args: atMostOne("the PATH of the data"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c.from(cmd)
@@ -67,7 +66,6 @@ func newCuFileJSONCommand() *cobra.Command {
 	f.IntVar(&c.gpu, "gpu", 0, "the GPU in use, as nvidia-smi counts them")
 	f.StringVar(&c.output, "output", "", "write to this file instead of stdout")
 	f.StringVar(&c.lint, "lint", "", "check this file, - for stdin")
-	f.BoolVar(&c.fixed, "fixed", false, "with --lint: print the corrected file")
 	f.BoolVar(&c.asJSON, "json", false, "with --lint: print the findings as JSON")
 	addChoice(cmd, &c.require, "require", "", "with --lint: direct, if reads must never fall back to the CPU", check.Direct)
 	f.StringVar(&c.root, "root", "", "take the facts from a recording of hbmfs check, or a directory that is a copy of a machine")
@@ -78,11 +76,8 @@ func (c *cufileJSONCommand) run(ctx context.Context) error {
 	if err := c.checkGPU(); err != nil {
 		return err
 	}
-	switch {
-	case c.lint == "" && (c.fixed || c.asJSON || c.require != ""):
-		return cli.Mistakef("--fixed, --json and --require go with --lint FILE")
-	case c.fixed && c.asJSON:
-		return cli.Mistakef("--fixed and --json both want stdout; give one")
+	if c.lint == "" && (c.asJSON || c.require != "") {
+		return cli.Mistakef("--json and --require go with --lint FILE")
 	}
 	if c.lint != "" {
 		return c.runLint(ctx)
@@ -171,30 +166,20 @@ func lintJSON(file string, r *cufilejson.Result) any {
 		File     string               `json:"file"`
 		Errors   int                  `json:"errors"`
 		Findings []cufilejson.Finding `json:"findings"`
-		Fixed    string               `json:"fixed,omitempty"`
-	}{file, r.Errors(), append([]cufilejson.Finding{}, r.Findings...), string(r.Fixed)}
+	}{file, r.Errors(), append([]cufilejson.Finding{}, r.Findings...)}
 }
 
 func (c *cufileJSONCommand) report(r cufilejson.Result) error {
 	if c.asJSON {
 		return writeJSON(c.stdout, lintJSON(c.lint, &r))
 	}
-	list := c.stdout
-	if c.fixed {
-		list = c.stderr
-	}
 	for _, f := range r.Findings {
-		fmt.Fprintf(list, "%s:%s\n", c.lint, f)
+		fmt.Fprintf(c.stdout, "%s:%s\n", c.lint, f)
 	}
-	switch {
-	case c.fixed && r.Fixed == nil:
-		return fmt.Errorf("%s cannot be corrected before its syntax is; see above", c.lint)
-	case c.fixed:
-		return c.emit(r.Fixed)
-	case len(r.Findings) == 0:
-		fmt.Fprintf(list, "%s: nothing is wrong\n", c.lint)
-	case r.Fixed != nil:
-		fmt.Fprintf(list, "%s: %d errors, %d warnings; --fixed prints the corrected file\n", c.lint, r.Errors(), len(r.Findings)-r.Errors())
+	if len(r.Findings) == 0 {
+		fmt.Fprintf(c.stdout, "%s: nothing is wrong\n", c.lint)
+	} else {
+		fmt.Fprintf(c.stdout, "%s: %d errors, %d warnings\n", c.lint, r.Errors(), len(r.Findings)-r.Errors())
 	}
 	return nil
 }

@@ -21,7 +21,7 @@ func newKVCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "kv",
 		Short: "Look after KV volumes: list namespaces, count hits, verify blocks, clear",
-		Long: `Look after a KV volume, which hbmfs mount --kv has mounted at MOUNT. Engines keep blocks of their KV caches there: in namespaces, one for each
+		Long: `Look after a KV volume, which hbmfs kv mount has mounted at MOUNT. Engines keep blocks of their KV caches there: in namespaces, one for each
 model and layout, of blocks of one size. Blocks lie in slots of preallocated files, in memory before the disk; what nobody holds and nobody
 has found for the longest time makes room. A namespace is an entry of MOUNT, and its mode says who may read and write.
 

@@ -23,7 +23,7 @@ func newPublishCommand() *cobra.Command {
 	return c.work(&cobra.Command{
 		Use:   "publish PATH...",
 		Short: "Publish drafts of a checkpoint volume",
-		Long: `Publish drafts: directories in the root of a mount that hbmfs mount --checkpoints made. A published checkpoint never changes. All its
+		Long: `Publish drafts: directories in the root of a mount that hbmfs checkpoint mount made. A published checkpoint never changes. All its
 files are on the disk, and have checksums. A draft that ends in .tmp loses that ending.
 
 Programs that rename step_100.tmp to step_100, and torch's DCP, publish by themselves. This command is for the others. It says which

@@ -21,8 +21,9 @@ func newUpgradeCommand() *cobra.Command {
 and under way. Readers wait for some milliseconds, and see no error.
 
 The new daemon reads the state of the mount before the old one ends. Where it cannot, the mount stays as it is, the
-message says why, and the exit code is 3. --check asks for that alone. A mount is handed over by its keeper, so it takes
-Linux 6.9, root, and a mount without --no-keeper: hbmfs status says who holds a mount.`,
+message says why, and the exit code is 3. --check asks for that alone. A new daemon that then cannot load its KV volume is
+refused, too, and the program before goes on. A mount is handed over by its keeper, so it takes Linux 6.9, root, and a mount
+without --no-keeper: hbmfs status says who holds a mount.`,
 		Example: "  hbmfs upgrade --check --all\n  hbmfs upgrade /mnt/pile",
 		RunE: func(cmd *cobra.Command, points []string) error {
 			if q.All != (len(points) == 0) {

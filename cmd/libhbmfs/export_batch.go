@@ -48,7 +48,7 @@ func optional[T, U any](p *U, n int) []T {
 	return unsafe.Slice((*T)(unsafe.Pointer(p)), n)
 }
 
-// sequencesOf gives what a batch says of its elements, as it lies there; nil where it says nothing.
+// sequencesOf gives the metadata of a batch's elements, as it lies there; nil where there is none.
 func sequencesOf(b *C.hbmfs_batch) (*cufile.Sequences, error) {
 	if b.cu_seqlens == 0 && b.sequence_count == 0 {
 		return nil, nil

@@ -66,7 +66,8 @@ func (l *library) beginKV(handle uint64, eventfd int, begin func(s *kv.Store, en
 	return l.add(handle, q)
 }
 
-// notify gives what tells an eventfd. The descriptor is one of its own, so that the caller may close the given one at any time.
+// notify gives the function that tells an eventfd. The descriptor is one of its own, so that the caller may close the given one
+// at any time.
 func notify(eventfd int) (func(), error) {
 	if eventfd <= 0 {
 		return nil, nil

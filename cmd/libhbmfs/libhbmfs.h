@@ -380,7 +380,7 @@ int32_t hbmfs_safetensors_header(int32_t fd, const char *name, char *table, int6
  * 0700, and synced. Publishing writes a manifest with their sizes and sums, and renames the draft. A crash leaves a draft, which the next
  * hbmfs_draft_begin of this name removes, and so does hbmfs_checkpoint_clean.
  *
- * In a checkpoint volume (hbmfs mount --checkpoints) a draft is written past FUSE: its files are descriptors that the volume's daemon
+ * In a checkpoint volume (hbmfs checkpoint mount) a draft is written past FUSE: its files are descriptors that the volume's daemon
  * gives, and nothing of them is left when the process that began it ends. Such a draft has no directory:
  * hbmfs_draft_write_begin writes its files, of both kinds. Where path lies in a mount of hbmfs whose daemon cannot be asked, that is
  * HBMFS_UNAVAILABLE.
@@ -609,7 +609,7 @@ int32_t hbmfs_write_wait(hbmfs_handle write, int64_t timeout_ns, hbmfs_write_res
 
 /* ---- KV volumes: blocks by key, that leave a GPU and come back ----
  *
- * A store is one namespace of a volume (hbmfs mount --kv), for one device. Requests take many blocks at once. A block that is not there,
+ * A store is one namespace of a volume (hbmfs kv mount), for one device. Requests take many blocks at once. A block that is not there,
  * or for which there is no room, is an outcome and no error: docs/guide/kv-engines.md.
  *
  *	hbmfs_kv_options o = {.struct_size = sizeof o, .device = 0, .mount = "/mnt/kv", .namespace_ = "llama-8b-fp8", .block_bytes = 2 << 20,

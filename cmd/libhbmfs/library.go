@@ -12,7 +12,7 @@ import (
 // library is the table of handles. A handle is a number that is given out once. So a closed handle and a number that never
 // was one can be told apart, and no pointer of Go's crosses the border.
 type library struct {
-	mu     sync.Mutex // guards what follows, and the entries
+	mu     sync.Mutex // guards the fields below, and the entries
 	last   uint64
 	things map[uint64]*entry
 }

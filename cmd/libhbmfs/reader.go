@@ -15,7 +15,7 @@ type reader struct {
 	opt  cufile.Options
 	note string // why the wished method is not in force
 
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	last  cufile.Choice
 	reads int64
 }

@@ -44,7 +44,8 @@ func (l *library) addRequest(of uint64, q *request) (uint64, error) {
 	return handle, err
 }
 
-// batch begins a batch of files, and writes what sequences say, if they are not nil. No file owns the request, since it outlives each.
+// batch begins a batch of files, and writes the metadata of sequences, if they are not nil. No file owns the request, since it
+// outlives each.
 func (l *library) batch(files []uint64, to cufile.Target, b *cufile.Batch, sequences *cufile.Sequences) (uint64, error) {
 	var readers []*reader // that something may be read by
 	for i, handle := range files {

@@ -1,6 +1,6 @@
 // Package kv stores blocks of a GPU or of the host in a KV volume, and brings them back.
 //
-// A [Store] is one namespace of a volume (hbmfs mount --kv), for one device. [Store.Put] and [Store.Get] take many blocks at once, each
+// A [Store] is one namespace of a volume (hbmfs kv mount), for one device. [Store.Put] and [Store.Get] take many blocks at once, each
 // of which is a list of memory, and give a [Request]:
 //
 //	s, err := kv.Open(ctx, "/mnt/kv", "llama-8b-fp8", kv.Options{Device: 0, BlockBytes: 2 << 20, Create: true, Write: true})

@@ -28,13 +28,12 @@ type gpu struct {
 	*device.Device
 	crew    *crew.Crew
 	workers int // of the crew, that one part of a request uses: puts and gets go at once
-	kernel  driver.Kernel
 }
 
 func newGPU(d *device.Device, o *Options) (*gpu, error) {
 	g := &gpu{Device: d, workers: max(1, o.Threads/2)}
 	var err error
-	g.crew, err = crew.New(crew.Options{CUDA: d.CUDA, Context: d.Context, Threads: o.Threads, SlotSize: o.slot, Near: driver.NearCPUs(d.GPU.NUMA)})
+	g.crew, err = crew.New(crew.Options{CUDA: d.CUDA, Context: d.Context, Kernels: &d.Kernels, Threads: o.Threads, SlotSize: o.slot, Near: driver.NearCPUs(d.GPU.NUMA)})
 	if err != nil {
 		return nil, fmt.Errorf("%d bytes of host memory for each of %d threads: %w", crew.SlotsPerWorker*o.slot, o.Threads, err)
 	}
@@ -46,7 +45,7 @@ func (g *gpu) close() error {
 	if err := g.crew.Close(); err != nil {
 		return err
 	}
-	return g.Within(func() error { return g.kernel.Unload(g.CUDA) })
+	return g.Within(func() error { return g.Kernels.Unload(g.CUDA) })
 }
 
 // fragment is bytes of the GPU and of registered memory, one of which is copied to the other.
@@ -135,16 +134,12 @@ func copyEach(w *crew.Worker, list []fragment, in bool) error {
 
 // launch writes a table of pieces into a slot, which the GPU reads as well, and starts the kernel that copies them.
 func (g *gpu) launch(w *crew.Worker, slot *crew.Slot, list []fragment, in bool) error {
-	fn, err := g.kernel.Load(g.CUDA, driver.GatherKernel)
-	if err != nil {
-		return err
-	}
 	count, table := 0, slot.Memory
 	flush := func() error {
 		if count == 0 {
 			return nil
 		}
-		return g.CUDA.LaunchGather(fn, slot.Device(), uint32(count), w.Stream)
+		return w.Launch(&crew.Destination{}, slot.Device(), count)
 	}
 	for i := range list {
 		at, err := g.CUDA.DeviceAddress(list[i].slot)

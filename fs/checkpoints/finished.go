@@ -122,14 +122,20 @@ func (v *Volume) goesOn(ctx context.Context, thread uint32) {
 	}
 }
 
-// publishSaid publishes a draft of which a framework has said that it is finished. Nobody waits for it; the status says why it was not.
+// publishSaid publishes a draft of which a framework has said that it is finished. Nobody waits for it; the status says why it was not. One of its processes may
+// have been killed in the middle of a file, so files must be whole, as far as their formats tell.
 func (d *mountedDraft) publishSaid(ctx context.Context, publish func(ctx context.Context, name string) error) {
 	d.v.mu.Lock()
 	name, said := d.name, d.word != word{} && d.shown == d.name
 	d.v.mu.Unlock()
-	if said {
-		_ = publish(ctx, name)
+	if !said {
+		return
 	}
+	if err := d.book.Whole(); errors.Is(err, checkpoint.ErrInvalid) {
+		d.v.unpublished(d, err)
+		return
+	}
+	_ = publish(ctx, name)
 }
 
 // publishAlone publishes where no request of the kernel waits for it.

@@ -17,7 +17,7 @@ import (
 // draft answers a frame about a draft, in a checkpoint volume.
 func (s *session) draft(ctx context.Context, t control.FrameType, payload []byte, a *answer) (err error) {
 	if s.server.opt.Drafts == nil {
-		return &control.Refusal{Errno: syscall.EROFS, Text: "this mount shows a dataset, and has no drafts: write checkpoints to a volume (hbmfs mount --checkpoints)"}
+		return &control.Refusal{Errno: syscall.EROFS, Text: "this mount shows a dataset, and has no drafts: write checkpoints to a volume (hbmfs checkpoint mount)"}
 	}
 	if s.drafts == nil {
 		s.drafts = s.server.opt.Drafts.Session(s.peer.user(), s.peer.pidfd())
@@ -39,7 +39,7 @@ func (s *session) draft(ctx context.Context, t control.FrameType, payload []byte
 // block answers a frame about blocks, in a KV volume.
 func (s *session) block(ctx context.Context, t control.FrameType, payload []byte, a *answer) (err error) {
 	if s.server.opt.KV == nil {
-		return &control.Refusal{Errno: syscall.EROFS, Text: "this mount keeps no blocks of a KV cache: mount a volume for them (hbmfs mount --kv)"}
+		return &control.Refusal{Errno: syscall.EROFS, Text: "this mount keeps no blocks of a KV cache: mount a volume for them (hbmfs kv mount)"}
 	}
 	if s.kv == nil {
 		s.kv = s.server.opt.KV.Session(s.peer.user(), s.peer.pidfd())

@@ -86,7 +86,7 @@ func (m *Mount) failed(life *handover.Life, report *ready.Report, err error) err
 	if errors.Is(err, handover.ErrNoTurn) {
 		return onmount.Ended(m.ExitCode(err)) // nobody needs to hear of it
 	}
-	life.Failed(err)
+	err = life.Failed(err)
 	if report.Failed(err) && !m.Foreground { // that command says it
 		return onmount.Ended(m.ExitCode(err))
 	}

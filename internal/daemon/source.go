@@ -11,7 +11,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/text/size"
 )
 
-// source is what a mount shows: a dataset, a directory of checkpoints, or a KV volume.
+// source is the source of a mount: a dataset, a directory of checkpoints, or a KV volume.
 type source struct {
 	listing *cache.Listing
 	what    func() string // in a few words
@@ -52,7 +52,7 @@ func (m *Mount) open(ctx context.Context, opt *fs.Options, note func(string)) (*
 	}, nil
 }
 
-// runBeside runs what is needed beside the mount, until the function that it returns is called.
+// runBeside runs the services beside the mount, until the function that it returns is called.
 func (s *source) runBeside(ctx context.Context) (stop func()) {
 	if s.run == nil {
 		return func() {}

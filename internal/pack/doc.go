@@ -12,7 +12,7 @@
 //
 // A run that takes long saves its state now and then: a position between two documents, and how long each file was, after
 // it was synced. The next run with the same options and sources cuts the files to that and goes on. [Options.Part] writes
-// one share of the documents as a dataset of its own, and [Join] makes of all shares what one run writes.
+// one share of the documents as a dataset of its own, and [Join] makes the output of a single run of all shares.
 //
 // Every file is written under a temporary name in the output directory, checksummed and fsynced. The files get their
 // names when all are complete, the manifest last. An error or a cancelled context therefore leaves nothing behind, or the state. A

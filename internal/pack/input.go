@@ -28,7 +28,7 @@ type input struct {
 	mostlyText bool
 }
 
-// checkInput checks the options that say what the sources are.
+// checkInput checks the options that describe the sources.
 func checkInput(o *Options) error {
 	if len(o.Sources) == 0 {
 		return errors.New("no source is given")
@@ -59,8 +59,8 @@ func (o *Options) documentEnd() (int64, error) {
 	return int64(end), nil
 }
 
-// openInput finds what the sources are, by options that checkInput has passed. It reads no document. cut is a
-// tokenizer's, which is opened only where there is text.
+// openInput finds the kinds of the sources, by options that checkInput has passed. It reads no document. cut
+// is a tokenizer's, which is opened only where there is text.
 func openInput(ctx context.Context, o *Options, cut func(text []byte) int) (*input, error) {
 	out, err := filepath.Abs(o.Out)
 	if err != nil {
@@ -117,7 +117,7 @@ func (o *Options) tokensOf(ctx context.Context, source string, c *corpus.Corpus)
 	}
 	info, err := os.Stat(source)
 	if err != nil {
-		return nil, nil // a glob, or what Add explains
+		return nil, nil // a glob, or a mistake that Add explains
 	}
 	if info.IsDir() {
 		return o.findTokens(ctx, source, "")

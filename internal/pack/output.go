@@ -116,7 +116,7 @@ func missingDirs(dir string) (missing []string) {
 	}
 }
 
-// outFile is one file of an output, buffered. patch may rewrite what was written before.
+// outFile is one file of an output, buffered. patch may rewrite earlier bytes.
 type outFile struct {
 	out  *output
 	f    *os.File
@@ -205,7 +205,7 @@ func (o *output) empty() {
 	o.trash = nil
 }
 
-// end removes the state file: what it tells of is complete, or goes.
+// end removes the state file: its shards are complete, or go.
 func (o *output) end() error {
 	if !o.saved {
 		return nil
@@ -218,7 +218,7 @@ func (o *output) end() error {
 	return syncDir(o.dir)
 }
 
-// abort removes every file of this run, and the directories that it made. An error says what remains.
+// abort removes every file of this run, and the directories that it made. An error names the remains.
 func (o *output) abort() error {
 	for f := range o.open {
 		f.discard()
@@ -229,7 +229,7 @@ func (o *output) abort() error {
 	}
 	err = errors.Join(err, o.end())
 	for _, f := range o.done {
-		os.Remove(f.f.Name()) //nolint:errcheck // the run's own error is what the user needs
+		os.Remove(f.f.Name()) //nolint:errcheck // the user needs the run's own error
 	}
 	o.done, o.swaps = nil, false
 	for _, dir := range o.made {
@@ -238,7 +238,7 @@ func (o *output) abort() error {
 	return err
 }
 
-// settle undoes or finishes what a publish began.
+// settle undoes or finishes a publish that was begun.
 func (o *output) settle() error {
 	s, err := o.openSwap()
 	if err != nil {
@@ -311,7 +311,7 @@ func (o *output) swap() error {
 	return nil
 }
 
-// readEarlier returns what the manifest in dir lists.
+// readEarlier returns the files that the manifest in dir lists.
 func readEarlier(dir string) (map[string]int64, error) {
 	data, err := os.ReadFile(filepath.Join(dir, layout.ManifestName))
 	if errors.Is(err, fs.ErrNotExist) {

@@ -34,7 +34,7 @@ func ParsePart(text string) (Part, error) {
 
 func (p Part) String() string { return fmt.Sprintf("%d/%d", p.Index, p.Of) }
 
-// partName is the file beside a part's tokens that says what it is a part of.
+// partName is the file beside a part's tokens that names its place among the parts.
 const partName = "hbmfs-part.json"
 
 // partFile is the content of partName. Its tokens lie beside it, as documents of Megatron's format.
@@ -49,7 +49,7 @@ type partFile struct {
 	Result  Result    `json:"result"`
 }
 
-// partPlan is what a join needs to write what one run would have written.
+// partPlan is the state that a join needs to write the output of a single run.
 type partPlan struct {
 	Format       string  `json:"format"`
 	DType        string  `json:"dtype"`
@@ -134,7 +134,7 @@ func readPart(dir string) (*partFile, error) {
 	return p, nil
 }
 
-// globs replaces patterns by what they match, where a shell has not.
+// globs replaces patterns by their matches, where a shell has not.
 func globs(sources []string) (out []string, err error) {
 	for _, source := range sources {
 		names := []string{source}

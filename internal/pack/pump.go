@@ -10,7 +10,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/pack/tokenizer"
 )
 
-// Bounds of what is read ahead of the writer. They do not change the bytes that are written.
+// Bounds of reading ahead of the writer. They do not change the bytes that are written.
 const (
 	laneBytes   = 64 << 20 // of one lane's batches: a block of one longest line fits
 	laneBatches = 16
@@ -57,7 +57,7 @@ func (p *plan) pump(ctx context.Context, in *input, w *writer) error {
 		reading.Go(func() error {
 			for l := range u.todo {
 				l.err = u.read(ctx, l, from)
-				close(l.batches) // whoever writes them finds the error at its place
+				close(l.batches) // their writer finds the error at its place
 			}
 			return nil
 		})
@@ -73,7 +73,7 @@ func (p *plan) pump(ctx context.Context, in *input, w *writer) error {
 	return group.Wait()
 }
 
-// dispatch makes the lanes, of what lies behind from.
+// dispatch makes the lanes, of the documents behind from.
 func (u *pump) dispatch(ctx context.Context, from corpus.Position) error {
 	send := func(l *lane) error {
 		for _, queue := range []chan<- *lane{u.order, u.todo} {

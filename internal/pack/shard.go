@@ -11,10 +11,10 @@ import (
 type shard interface {
 	write(tokens []uint32) error // a part of the current document
 	endDocument() error
-	// full reports whether no further document should go into this shard, whatever its token count.
+	// full reports whether no further document should go into this shard, for any token count.
 	full() bool
 	finish(ctx context.Context) error
-	// save syncs what was written, and says how to go on. It is called between two documents.
+	// save syncs the written bytes, and says how to go on. It is called between two documents.
 	save() (*shardState, error)
 }
 

@@ -18,8 +18,8 @@ type Source interface {
 	Documents(ctx context.Context, yield func(d Document, read int64) error) error
 }
 
-// batchBytes and batchDocuments bound what one worker takes at once. They fix the borders of batches, so they must
-// not depend on the number of workers.
+// batchBytes and batchDocuments bound a worker's batch. They fix the borders of batches, so they must not depend
+// on the number of workers.
 const (
 	batchBytes     = 256 << 10
 	batchDocuments = 4096

@@ -140,7 +140,7 @@ func readState(dir string) (*state, error) {
 	return s, nil
 }
 
-// save makes what was written so far last, and then says so in the state file.
+// save makes the bytes written so far last, and then says so in the state file.
 func (w *writer) save() error {
 	s := &state{
 		Version: stateVersion, Options: w.settings, Inputs: w.inputs, At: w.at, Read: w.read, Seen: w.seen, Result: w.result,
@@ -183,7 +183,7 @@ func (o *output) saveState(s *state) error {
 		err = syncDir(o.dir)
 	}
 	if err != nil {
-		os.Remove(name) //nolint:errcheck // the first error is what the user needs
+		os.Remove(name) //nolint:errcheck // the user needs the first error
 		return fmt.Errorf("save the state: %w", err)
 	}
 	o.saved = true
@@ -191,7 +191,7 @@ func (o *output) saveState(s *state) error {
 	return nil
 }
 
-// sync makes what was written so far last.
+// sync makes the bytes written so far last.
 func (f *outFile) sync() error {
 	if err := f.w.Flush(); err != nil {
 		return fmt.Errorf("write %q: %w", f.sums.Name, err)
@@ -249,7 +249,7 @@ func (o *output) reopen(s fileState) (*outFile, error) {
 		}
 	}
 	if err != nil {
-		f.Close() //nolint:errcheck // the first error is what the user needs
+		f.Close() //nolint:errcheck // the user needs the first error
 		return broken(err)
 	}
 	return o.newFile(f, s), nil

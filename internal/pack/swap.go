@@ -144,7 +144,7 @@ func (s *swap) drop() error {
 	return s.remove(earlierDir)
 }
 
-// retired returns what lies in earlierDir, the manifest last, and nil where that is not there.
+// retired returns the files in earlierDir, the manifest last, and nil where that is not there.
 func (s *swap) retired() ([]string, error) {
 	dir, err := s.root.Open(earlierDir)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -1,2 +1,2 @@
-// Package sys offers what Linux has beyond Go's library.
+// Package sys offers services of Linux beyond Go's library.
 package sys

@@ -1,6 +1,6 @@
 """KV volumes: blocks that leave the GPU, or host memory, and come back by key.
 
-A :class:`KVStore` is one namespace of a volume (``hbmfs mount --kv``), for one device::
+A :class:`KVStore` is one namespace of a volume (``hbmfs kv mount``), for one device::
 
     store = hbmfs.KVStore("/mnt/kv", "llama-8b-fp8", 2 << 20, device="cuda:0")
     store.put_many(keys, blocks).result()          # behind the current stream; a concurrent.futures.Future

@@ -1,6 +1,6 @@
 """LMCache's second level in a KV volume beside its backend `fs`, by LMCache's own benchmark (lmcache bench l2), in turn.
 
-    hbmfs mount --kv --size 4GiB --memory 1GiB DIRECTORY MOUNTPOINT
+    hbmfs kv mount --size 4GiB --memory 1GiB DIRECTORY MOUNTPOINT
     python tests/bench/kv_lmcache.py MOUNTPOINT OTHER_DIRECTORY [--kib 64,256,1024,2048] [--rounds 20] [--repeats 3] [--sums]
 
 OTHER_DIRECTORY is on the same disk, for `fs`; what lies in OTHER_DIRECTORY/fs is removed. Each repeat runs both adapters, the order turned around every

@@ -131,17 +131,18 @@ func (r *report) markdown() string {
 Written by ` + "`make bench`" + `; do not edit. Run it to have the figures of your machine.
 
 `)
-	fmt.Fprintf(&b, "- Program: %s\n- Machine: %s\n\n", r.program(), r.Machine)
+	program, _, _ := strings.Cut(r.program(), "+g") // the commit of a build that is no release
+	fmt.Fprintf(&b, "- Program: %s\n- Machine: %s\n\n", program, r.Machine)
 	comparisons, limits := r.tables()
 	if len(comparisons) > 0 {
 		b.WriteString(`## Reading through the mount, against reading without it
 
 ![Ratios of mount to baseline](benchmarks.svg)
 
-Ratios are mount over baseline, so 1 is "as fast" and more is better. The two sides run in turn (A B A B ...),
-and a ratio is taken of the two runs of one round: the median, then the least and the greatest in brackets.
-The backing files are in the page cache throughout, put there by one sequential read. Each run reads as many bytes as the file has; random
-offsets are any byte, the same ones on both sides; a run through mmap maps the file anew. The first read of a
+Ratios are mount over baseline, so 1 is "as fast" and more is better. The two sides run in turn (A B A B ...). A ratio is taken of
+the two runs of one round: the median, then the smallest and the largest in brackets. The backing files are in the page cache throughout,
+put there by one sequential read. Each run reads as many bytes as the file has. Random offsets are any byte, the same ones on both sides.
+A run through mmap maps the file anew. The first read of a
 view mounts anew for each run, so that the kernel has none of the view cached.
 
 `)

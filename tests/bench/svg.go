@@ -8,12 +8,18 @@ import (
 
 // Geometry of the plot, in SVG user units.
 const (
-	plotWidth  = 960
-	labelWidth = 440
+	plotWidth  = 1000
+	labelWidth = 490
 	barHeight  = 18
 	rowHeight  = 32
 	topMargin  = 44
-	axisHeight = 34
+	axisHeight = 66
+)
+
+// Colours of the bars.
+const (
+	reached = "#3d7a5a"
+	missed  = "#b5523b"
 )
 
 // plot draws one bar for each comparison: its median ratio, a whisker from least to greatest, a tick at the target.
@@ -33,9 +39,9 @@ func plot(comparisons []comparison) string {
 	for i, c := range comparisons {
 		y := topMargin + rowHeight*i
 		middle := y + barHeight/2
-		fill := "#3d7a5a"
+		fill := reached
 		if !c.met() {
-			fill = "#b5523b"
+			fill = missed
 		}
 		fmt.Fprintf(&b, `<text x="12" y="%d">%s</text>`+"\n", y+14, html.EscapeString(c.Name))
 		fmt.Fprintf(&b, `<rect x="%d" y="%d" width="%.1f" height="%d" fill="%s"/>`+"\n",
@@ -49,7 +55,10 @@ func plot(comparisons []comparison) string {
 	fmt.Fprintf(&b, `<line x1="%.1f" x2="%.1f" y1="%d" y2="%d" stroke="#888888" stroke-dasharray="4 3"/>`+"\n",
 		x(1), x(1), topMargin-8, bottom)
 	fmt.Fprintf(&b, `<text x="%.1f" y="%d" text-anchor="middle" fill="#555555">1</text>`+"\n", x(1), bottom+14)
-	fmt.Fprintf(&b, `<text x="12" y="%d" fill="#555555">bar: median; line: least to greatest; tick: target</text>`+"\n", bottom+24)
+	legend := bottom + 40
+	fmt.Fprintf(&b, `<rect x="12" y="%d" width="12" height="12" fill="%s"/><text x="30" y="%d" fill="#555555">target reached</text>`+"\n", legend-11, reached, legend)
+	fmt.Fprintf(&b, `<rect x="142" y="%d" width="12" height="12" fill="%s"/><text x="160" y="%d" fill="#555555">target missed</text>`+"\n", legend-11, missed, legend)
+	fmt.Fprintf(&b, `<text x="264" y="%d" fill="#555555">bar: median of the rounds; thin line: smallest to largest; black tick: target</text>`+"\n", legend)
 	b.WriteString("</svg>\n")
 	return b.String()
 }

@@ -1,6 +1,6 @@
 """How fast programs write into a draft of a checkpoint volume, beside the directory below, in turn.
 
-    hbmfs mount --checkpoints DIRECTORY MOUNTPOINT
+    hbmfs checkpoint mount DIRECTORY MOUNTPOINT
     python tests/bench/volume.py DIRECTORY MOUNTPOINT [--gigabytes 1] [--rounds 7] [--only torch.save,DeepSpeed] [--publish] [--beside NAME=DIRECTORY]
 
 Each round does each kind of work in all places, the order turned around every time, and removes what it wrote. It prints medians, ranges and

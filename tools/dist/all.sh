@@ -21,7 +21,7 @@ umask 022
 mkdir -p "$WORK"
 rm -rf "$dist"
 mkdir -p "$dist"
-tools/dist/venv.sh
+tools/venv.sh "$WORK/venv" tools/dist/requirements.txt
 
 # Everything that is compiled, so that a mistake shows before anything is packed.
 for arch in amd64 arm64; do

@@ -7,6 +7,6 @@ rm -rf "$dir"
 MAKEFLAGS= "$MAKE" --silent install BIN="${HOST:-$bin}" DESTDIR="$dir" PREFIX="$prefix" MOUNTDIR=/usr/sbin
 install -m 755 "$bin/hbmfs" "$dir$prefix/bin/hbmfs"
 install -D -m 644 -t "$dir$prefix/share/doc/hbmfs" README.md CHANGELOG.md LICENSE
-find docs -name '*.md' | while read -r page; do install -D -m 644 "$page" "$dir$prefix/share/doc/hbmfs/$page"; done
+find docs -name '*.md' -o -name '*.svg' | while read -r page; do install -D -m 644 "$page" "$dir$prefix/share/doc/hbmfs/$page"; done
 install -D -m 644 -t "$dir$prefix/share/doc/hbmfs/examples" deploy/systemd/*.conf deploy/systemd/*.example deploy/systemd/*.mount
 tools/dist/timeless.sh "$dir"

@@ -4,8 +4,8 @@ import (
 	"bytes"
 	"io"
 	"os"
-	"strconv"
-	"strings"
+
+	"github.com/hbmfs/hbmfs/cufile/internal/device"
 )
 
 // fewest is the number of files for which counting the mappings again is not worth its time.
@@ -15,31 +15,17 @@ const fewest = 64
 // most. A reader takes a quarter of what is left of the half, and then counts again: others may have mapped files meanwhile. It needs mu.
 func (m *Mover) hasRoom() bool {
 	if !m.full && m.room <= 0 {
-		m.room = (mostMappings()/2 - mappings()) / 4
+		m.room = (device.MostMappings()/2 - mappings()) / 4
 		m.full = m.room < fewest
 	}
 	return !m.full
-}
-
-// mostMappings is the kernel's limit for a process, 65,530 as a rule.
-func mostMappings() int {
-	const usual = 65530
-	text, err := os.ReadFile("/proc/sys/vm/max_map_count")
-	if err != nil {
-		return usual
-	}
-	n, err := strconv.Atoi(strings.TrimSpace(string(text)))
-	if err != nil {
-		return usual
-	}
-	return n
 }
 
 // mappings counts those of this process. Where it cannot, there are too many.
 func mappings() (n int) {
 	file, err := os.Open("/proc/self/maps")
 	if err != nil {
-		return mostMappings()
+		return device.MostMappings()
 	}
 	defer func() { _ = file.Close() }() // it was only read
 	for part := make([]byte, 64<<10); ; {
@@ -49,7 +35,7 @@ func mappings() (n int) {
 		case err == io.EOF:
 			return n
 		case err != nil:
-			return mostMappings()
+			return device.MostMappings()
 		}
 	}
 }

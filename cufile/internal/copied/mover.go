@@ -11,7 +11,6 @@ import (
 	"errors"
 	"os"
 	"sync"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -21,14 +20,12 @@ import (
 
 // Mover is a reader's mapped files.
 type Mover struct {
-	watch *source.Watch
 	pid   int
 	off   bool      // the kernel does not copy: nothing is mapped
 	plans sync.Pool // of *plan: those that have ended
 
 	using      sync.RWMutex // held for reading by MoveRows: nothing is unmapped meanwhile
 	generation uint32       // of the mappings: Places are valid until one ends; guarded by using
-	finding    sync.Mutex   // guards the Places of Maps
 
 	mu    sync.Mutex // guards what follows
 	files map[*source.Backing][]byte
@@ -36,9 +33,9 @@ type Mover struct {
 	full  bool // none is mapped until others are unmapped
 }
 
-// New makes a Mover. The watch looks at the files of rows that were moved.
-func New(watch *source.Watch) *Mover {
-	return &Mover{watch: watch, pid: os.Getpid(), off: !copies(), files: map[*source.Backing][]byte{}}
+// New makes a Mover.
+func New() *Mover {
+	return &Mover{pid: os.Getpid(), off: !copies(), generation: 1, files: map[*source.Backing][]byte{}}
 }
 
 // copies says whether the kernel copies memory of this process for it: a sandbox may be against that.
@@ -90,16 +87,12 @@ func (m *Mover) mapFile(b *source.Backing) {
 		_ = unix.Munmap(memory)
 		return
 	}
-	seen := source.NewRegistered(int64(len(memory)), 1)
-	seen.At[0].Store(uint64(addressOf(memory)))
+	seen := source.NewRegistered(b.Length, int64(len(memory)))
+	seen.At[0].Store(uint64(driver.Address(memory)))
 	seen.End.Store(end)
 	m.files[b] = memory
 	m.room--
 	b.Seen.Store(seen)
-}
-
-func addressOf(memory []byte) driver.Pointer {
-	return driver.Pointer(uintptr(unsafe.Pointer(unsafe.SliceData(memory))))
 }
 
 // Forget unmaps files that are about to be closed. It waits for the rows that are being moved.

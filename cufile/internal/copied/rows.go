@@ -1,6 +1,7 @@
 package copied
 
 import (
+	"math"
 	"runtime"
 
 	"golang.org/x/sys/unix"
@@ -8,13 +9,6 @@ import (
 	"github.com/hbmfs/hbmfs/cufile/internal/driver"
 	"github.com/hbmfs/hbmfs/cufile/internal/source"
 )
-
-// Rows are spans of a file, whose bytes it has.
-type Rows struct {
-	Of      *source.Map
-	Spans   []source.Span
-	Missing []source.Span // those that MoveRows did not move
-}
 
 const (
 	mostRows  = 1024     // of one system call (IOV_MAX)
@@ -33,16 +27,15 @@ type plan struct {
 type piece struct {
 	at   uintptr
 	span source.Span
-	of   *Rows
+	of   *source.Rows
 }
 
 // Writer writes bytes that are to be widened, whole elements, to the place that their span says.
 type Writer func(place int64, from []byte)
 
 // MoveRows copies rows of mapped files to their places in memory, or has write do that, if it is not nil, for elements of so many bytes. Rows that are not
-// mapped, or whose file cannot be looked at, or was cut, are left out as Missing. It gives how many pages had to come from the disk, and fails where a
-// file is known to have changed.
-func (m *Mover) MoveRows(to []byte, element int64, write Writer, rows []Rows) (cold int64, err error) {
+// mapped, or whose file cannot be looked at, or was cut, are left out as Missing. It gives how many pages had to come from the disk.
+func (m *Mover) MoveRows(to []byte, element int64, write Writer, rows []source.Rows) (cold int64) {
 	p, _ := m.plans.Get().(*plan)
 	if p == nil {
 		p = &plan{}
@@ -50,9 +43,10 @@ func (m *Mover) MoveRows(to []byte, element int64, write Writer, rows []Rows) (c
 	defer m.end(p)
 	m.using.RLock()
 	defer m.using.RUnlock()
-	if err := m.find(p, rows, element); err != nil {
-		return 0, err
-	}
+	f := source.Finder{Rows: rows, Element: element, Most: mostBytes, Generation: m.generation}
+	f.Find(math.MaxInt, func(of *source.Rows, at driver.Pointer, s source.Span) {
+		p.list = append(p.list, piece{uintptr(at), s, of})
+	})
 	runtime.LockOSThread() // whose faults are counted
 	before := majorFaults()
 	for list := p.list; len(list) > 0; {
@@ -60,7 +54,7 @@ func (m *Mover) MoveRows(to []byte, element int64, write Writer, rows []Rows) (c
 	}
 	cold = majorFaults() - before
 	runtime.UnlockOSThread()
-	return cold, nil
+	return cold
 }
 
 // end keeps the memory of a plan for another one.
@@ -77,54 +71,6 @@ func majorFaults() int64 {
 		return 0
 	}
 	return usage.Majflt
-}
-
-// find finds where rows are mapped. No piece ends within an element.
-func (m *Mover) find(p *plan, rows []Rows, element int64) error {
-	m.finding.Lock()
-	defer m.finding.Unlock()
-	turn := m.watch.Turn()
-	for i := range rows {
-		of := &rows[i]
-		for _, s := range of.Spans {
-			for s.N > 0 {
-				at, n, err := m.place(of.Of, s.Offset, turn)
-				if err != nil {
-					return err
-				}
-				n = min(n, s.N, mostBytes)
-				if at == 0 || n%element != 0 {
-					of.Missing = append(of.Missing, s)
-					break
-				}
-				p.list = append(p.list, piece{at, source.Span{Offset: s.Offset, N: n, To: s.To}, of})
-				s = source.Span{Offset: s.Offset + n, N: s.N - n, To: s.To + n}
-			}
-		}
-	}
-	return nil
-}
-
-// place gives where the byte at offset of a file is mapped, and how many follow it there; 0 where it is not.
-func (m *Mover) place(of *source.Map, offset int64, turn uint32) (at uintptr, n int64, err error) {
-	i := of.Find(offset)
-	run, place := &of.Runs[i], &of.Places[i]
-	if place.Turn == turn && place.Generation == m.generation && place.Base != 0 {
-		return uintptr(place.Base) + uintptr(offset-run.Logical), run.End() - offset, nil
-	}
-	b := of.Files[i]
-	seen := b.Seen.Load()
-	if seen == nil || !m.watch.Mark(b) {
-		return 0, 0, b.Changed()
-	}
-	from, n := run.At(offset)
-	if from+n > b.Length {
-		return 0, 0, nil
-	}
-	if run.Inside(0, b.Length) {
-		place.Base, place.Turn, place.Generation = driver.Pointer(seen.At[0].Load())+driver.Pointer(run.Offset), turn, m.generation
-	}
-	return uintptr(seen.At[0].Load()) + uintptr(from), n, nil
 }
 
 // moveSome copies the first pieces of a list, as many as one call does, and gives how many that has settled. One that cannot be copied whole is

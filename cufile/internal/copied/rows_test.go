@@ -14,12 +14,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/hbmfs/hbmfs/cufile/internal/device"
 	"github.com/hbmfs/hbmfs/cufile/internal/source"
 )
 
 // shelf is mapped files of random bytes, whose descriptors are closed.
 type shelf struct {
 	m     *Mover
+	watch *source.Watch
 	names []string
 	files []source.File
 	data  [][]byte
@@ -28,7 +30,7 @@ type shelf struct {
 func newShelf(t *testing.T, count, size int) *shelf {
 	t.Helper()
 	d := source.NewDescriptors(16, nil)
-	s := &shelf{m: New(d.Watch())}
+	s := &shelf{m: New(), watch: d.Watch()}
 	folder, random := t.TempDir(), rand.NewChaCha8([32]byte{byte(count)})
 	for i := range count {
 		name, data := filepath.Join(folder, fmt.Sprint(i)), make([]byte, size)
@@ -60,7 +62,7 @@ func newShelf(t *testing.T, count, size int) *shelf {
 }
 
 // random gives rows of random files, which land one behind the other, and their bytes.
-func (s *shelf) random(random *rand.Rand, count int) (rows []Rows, want []byte) {
+func (s *shelf) random(random *rand.Rand, count int) (rows []source.Rows, want []byte) {
 	for range count {
 		i := random.IntN(len(s.files))
 		n := random.IntN(len(s.data[i]))
@@ -71,8 +73,8 @@ func (s *shelf) random(random *rand.Rand, count int) (rows []Rows, want []byte) 
 	return rows, want
 }
 
-func (s *shelf) row(i, offset, n, to int) Rows {
-	return Rows{Of: s.files[i].(source.Placed).Map(), Spans: []source.Span{{Offset: int64(offset), N: int64(n), To: int64(to)}}}
+func (s *shelf) row(i, offset, n, to int) source.Rows {
+	return source.Rows{Of: s.files[i].(source.Placed).Map(), Watch: s.watch, Spans: []source.Span{{Offset: int64(offset), N: int64(n), To: int64(to)}}}
 }
 
 // TestRowsOfManyFiles compares rows of more files, and more bytes, than one call copies, by many threads at once.
@@ -85,14 +87,14 @@ func TestRowsOfManyFiles(t *testing.T) {
 			for range 2 {
 				rows, want := s.random(random, 3000)
 				got := make([]byte, len(want))
-				if _, err := s.m.MoveRows(got, 1, nil, rows); err != nil || !bytes.Equal(got, want) {
-					t.Errorf("wrong bytes: %v", err)
+				if s.m.MoveRows(got, 1, nil, rows); !bytes.Equal(got, want) {
+					t.Error("wrong bytes")
 				}
 				clear(got)
-				if _, err := s.m.MoveRows(nil, 1, func(place int64, from []byte) { copy(got[place:], from) }, rows); err != nil || !bytes.Equal(got, want) {
-					t.Errorf("wrong bytes by a writer: %v", err)
+				if s.m.MoveRows(nil, 1, func(place int64, from []byte) { copy(got[place:], from) }, rows); !bytes.Equal(got, want) {
+					t.Error("wrong bytes by a writer")
 				}
-				if slices.ContainsFunc(rows, func(r Rows) bool { return r.Missing != nil }) {
+				if slices.ContainsFunc(rows, func(r source.Rows) bool { return r.Missing != nil }) {
 					t.Error("rows are missing")
 				}
 			}
@@ -108,15 +110,13 @@ func TestRowsOfACutFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, write := range map[string]bool{"straight": false, "by a writer": true} {
-		rows := []Rows{s.row(0, 100, 30_000, 0), s.row(1, 100, 30_000, 30_000), s.row(1, 5, 6, 60_000), s.row(2, 7, 30_000, 60_006)}
+		rows := []source.Rows{s.row(0, 100, 30_000, 0), s.row(1, 100, 30_000, 30_000), s.row(1, 5, 6, 60_000), s.row(2, 7, 30_000, 60_006)}
 		got := make([]byte, 90_006)
 		writer := Writer(nil)
 		if write {
 			writer = func(place int64, from []byte) { copy(got[place:], from) }
 		}
-		if _, err := s.m.MoveRows(got, 1, writer, rows); err != nil {
-			t.Fatalf("%s: %v", name, err)
-		}
+		s.m.MoveRows(got, 1, writer, rows)
 		if !bytes.Equal(got[:30_000], s.data[0][100:30_100]) || !bytes.Equal(got[60_006:], s.data[2][7:30_007]) {
 			t.Errorf("%s: wrong bytes of the files that are as they were", name)
 		}
@@ -154,10 +154,7 @@ func TestRowsOfACachesFilesThatComeAndGo(t *testing.T) {
 				for _, r := range rows { // which MoveRows must overwrite
 					clear(got[r.Spans[0].To:][:r.Spans[0].N])
 				}
-				if _, err := s.m.MoveRows(got, 1, nil, rows); err != nil {
-					t.Error(err)
-					return
-				}
+				s.m.MoveRows(got, 1, nil, rows)
 				for _, r := range rows {
 					if at := r.Spans[0]; r.Missing == nil && !bytes.Equal(got[at.To:][:at.N], want[at.To:][:at.N]) {
 						t.Error("wrong bytes")
@@ -182,14 +179,13 @@ func TestRowsOfACachesFilesThatComeAndGo(t *testing.T) {
 	wg.Wait()
 }
 
-// TestElementsAreNotCut has a run end within an element: the rest of the row is left to another way.
+// TestElementsAreNotCut has a row end within an element, which is left to another way.
 func TestElementsAreNotCut(t *testing.T) {
 	s := newShelf(t, 1, 4096)
-	rows := []Rows{s.row(0, 0, 13, 0)}
-	called := false
-	_, err := s.m.MoveRows(nil, 2, func(int64, []byte) { called = true }, rows)
-	if err != nil || called || len(rows[0].Missing) != 1 || rows[0].Missing[0].N != 13 {
-		t.Errorf("%v; it was written: %v; missing %v", err, called, rows[0].Missing)
+	rows, written := []source.Rows{s.row(0, 0, 13, 0)}, 0
+	s.m.MoveRows(nil, 2, func(_ int64, from []byte) { written += len(from) }, rows)
+	if want := (source.Span{Offset: 12, N: 1, To: 12}); written != 12 || len(rows[0].Missing) != 1 || rows[0].Missing[0] != want {
+		t.Errorf("%d bytes were written, want 12; missing %v", written, rows[0].Missing)
 	}
 }
 
@@ -201,17 +197,17 @@ func TestMemoryThatIsNone(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = unix.Munmap(gone) }()
-	rows := []Rows{s.row(0, 0, 100, 0)}
-	if _, err := s.m.MoveRows(gone, 1, nil, rows); err != nil || len(rows[0].Missing) != 1 {
-		t.Errorf("%v; missing %v", err, rows[0].Missing)
+	rows := []source.Rows{s.row(0, 0, 100, 0)}
+	if s.m.MoveRows(gone, 1, nil, rows); len(rows[0].Missing) != 1 {
+		t.Errorf("missing %v", rows[0].Missing)
 	}
 }
 
 // TestFewMappings maps as many files as there is room for, and leaves the rows of others out.
 func TestFewMappings(t *testing.T) {
 	s := newShelf(t, 1, 4096)
-	if n := mappings(); n < 10 || n > mostMappings() {
-		t.Errorf("%d mappings of %d", n, mostMappings())
+	if n := mappings(); n < 10 || n > device.MostMappings() {
+		t.Errorf("%d mappings of %d", n, device.MostMappings())
 	}
 	s.m.full = true
 	name := filepath.Join(t.TempDir(), "more")
@@ -226,9 +222,9 @@ func TestFewMappings(t *testing.T) {
 	if err := s.m.Map([]source.Piece{{File: f.Backing(nil), N: 1}}); err != nil {
 		t.Fatal(err)
 	}
-	rows := []Rows{{Of: f.(source.Placed).Map(), Spans: []source.Span{{N: 10}}}}
-	if _, err := s.m.MoveRows(make([]byte, 10), 1, nil, rows); err != nil || len(rows[0].Missing) != 1 {
-		t.Errorf("%v; missing %v", err, rows[0].Missing)
+	rows := []source.Rows{{Of: f.(source.Placed).Map(), Watch: s.watch, Spans: []source.Span{{N: 10}}}}
+	if s.m.MoveRows(make([]byte, 10), 1, nil, rows); len(rows[0].Missing) != 1 {
+		t.Errorf("missing %v", rows[0].Missing)
 	}
 	maps, err := os.ReadFile("/proc/self/maps")
 	if err != nil || strings.Contains(string(maps), name) || !strings.Contains(string(maps), s.names[0]) {

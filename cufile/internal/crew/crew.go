@@ -49,6 +49,7 @@ const Grace = 250 * time.Millisecond
 type Options struct {
 	CUDA     *driver.CUDA
 	Context  driver.Handle
+	Kernels  *driver.Kernels // that its workers launch
 	Threads  int
 	SlotSize int64
 	Near     *unix.CPUSet
@@ -116,7 +117,7 @@ func (c *Crew) serve(o Options, index int, up, filled *sync.WaitGroup, ready cha
 		_ = unix.SchedSetaffinity(0, o.Near) // being far from the GPU costs speed, nothing else
 	}
 	_ = unix.Prctl(unix.PR_SET_TIMERSLACK, uintptr(time.Microsecond), 0, 0, 0) // for the short sleeps of cuda.wait; 50 otherwise
-	w := &Worker{CUDA: o.CUDA, Context: o.Context, index: index, done: &c.done}
+	w := &Worker{CUDA: o.CUDA, Context: o.Context, Kernels: o.Kernels, index: index, done: &c.done}
 	meet(up) // a new thread maps its stack, for which the kernel has it wait for every page fault of the others
 	if c.ring != nil {
 		c.ring.fill(index)

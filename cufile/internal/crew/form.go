@@ -17,6 +17,26 @@ type Form struct {
 	Beside Destination
 }
 
+// Element is the bytes of what is not divided on the way.
+func (d *Destination) Element() int64 {
+	if d.Form == nil {
+		return 1
+	}
+	return d.Form.From
+}
+
+// LaunchBytes is the most of an entry of a kernel's table, so that no warp works long after the others.
+const LaunchBytes = 32 << 10
+
+// Piece is the entry of a kernel's table for n bytes that the GPU reads from an address on and that go to a place. With a form they are whole elements of one row.
+func (d *Destination) Piece(from driver.Pointer, place, n int64) driver.Piece {
+	if d.Form == nil {
+		return driver.Piece{From: from, To: d.HBM + driver.Pointer(place), N: n}
+	}
+	at, bytes := d.Form.Piece(place, n)
+	return driver.Piece{From: from, To: driver.Pointer(at), N: int64(bytes)}
+}
+
 // Piece gives where n bytes, which are whole elements of one row, go in both outputs: the element of the first one, and what
 // widen.cu wants to know of their length.
 func (f *Form) Piece(place, n int64) (at int64, bytes uint64) {

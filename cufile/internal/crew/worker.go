@@ -17,6 +17,7 @@ type Worker struct {
 	CUDA    *driver.CUDA  // nil for the host
 	Context driver.Handle // current on the thread
 	Stream  driver.Handle // of its copies
+	Kernels *driver.Kernels
 
 	beside  driver.Handle // a second stream, once it is needed
 	started driver.Handle // an event: what was started there
@@ -212,6 +213,22 @@ func (w *Worker) openBeside() (err error) {
 		w.beside, err = w.CUDA.NewStream()
 	}
 	return err
+}
+
+// Launch starts the kernel of a destination's form over a table of pieces, which the GPU reads.
+func (w *Worker) Launch(to *Destination, table driver.Pointer, count int) error {
+	if to.Form == nil {
+		fn, err := w.Kernels.Load(w.CUDA, driver.GatherKernel)
+		if err != nil {
+			return err
+		}
+		return w.CUDA.LaunchGather(fn, table, uint32(count), w.Stream)
+	}
+	fn, err := w.Kernels.Load(w.CUDA, driver.WidenKernel)
+	if err != nil {
+		return err
+	}
+	return w.CUDA.LaunchWiden(fn, table, uint32(count), to.Widening(), w.Stream)
 }
 
 // JobContext is the context of the job that the worker is at.

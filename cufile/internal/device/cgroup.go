@@ -61,3 +61,12 @@ func lines(name string) []string {
 	text, _ := os.ReadFile(name) // where there is none, there are no groups
 	return strings.Split(string(text), "\n")
 }
+
+// MostMappings is the kernel's limit for the mappings of a process, 65,530 as a rule.
+func MostMappings() int {
+	most, err := strconv.Atoi(lines("/proc/sys/vm/max_map_count")[0])
+	if err != nil {
+		return 65530
+	}
+	return most
+}

@@ -25,6 +25,7 @@ type Device struct {
 	CUDA    *driver.CUDA  // nil for the host
 	Context driver.Handle // 0 for the host
 	GPU     driver.GPU    // zero for the host
+	Kernels driver.Kernels
 
 	mu    sync.Mutex
 	marks []driver.Handle // events that no request uses; guarded by mu

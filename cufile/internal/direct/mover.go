@@ -154,9 +154,7 @@ const mostRead = 16 << 20
 // room. skew is -1 otherwise.
 // When it returns, also with an error, nothing is under way.
 func (d *Mover) Move(ctx context.Context, to *crew.Destination, pieces []source.Piece, skew int64) (moved int64, err error) {
-	for _, p := range pieces {
-		moved += p.N
-	}
+	moved = source.BytesOf(pieces)
 	base := to.HBM
 	if skew >= 0 {
 		base -= driver.Pointer(skew)

@@ -28,46 +28,43 @@ const (
 	SequencesKernel KernelCode = "hbmfs_sequences" // sequences.cu
 )
 
-func (k KernelCode) ptx() string {
-	switch k {
-	case GatherKernel:
-		return gatherPTX
-	case WidenKernel:
-		return widenPTX
-	}
-	return sequencesPTX
-}
-
-// Kernel is a kernel of ours, once it is loaded.
-type Kernel struct {
+// Kernels are ours, those that were loaded in one context. The zero value has none.
+type Kernels struct {
 	mu     sync.Mutex
-	module Handle
-	fn     Handle
+	loaded map[KernelCode]kernel // guarded by mu
 }
 
-// Load compiles the kernel the first time.
-func (g *Kernel) Load(cu *CUDA, code KernelCode) (Handle, error) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.fn != 0 {
-		return g.fn, nil
+type kernel struct{ module, fn Handle }
+
+// Load compiles a kernel the first time.
+func (k *Kernels) Load(cu *CUDA, code KernelCode) (fn Handle, err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if known, ok := k.loaded[code]; ok {
+		return known.fn, nil
 	}
-	var err error
-	if g.module, g.fn, err = cu.loadFunction(code.ptx(), string(code)); err != nil {
+	ptx := map[KernelCode]string{GatherKernel: gatherPTX, WidenKernel: widenPTX, SequencesKernel: sequencesPTX}
+	module, fn, err := cu.loadFunction(ptx[code], string(code))
+	if err != nil {
 		return 0, fmt.Errorf("load the kernel %s (its PTX needs driver 525 or later): %w", code, err)
 	}
-	return g.fn, nil
+	if k.loaded == nil {
+		k.loaded = map[KernelCode]kernel{}
+	}
+	k.loaded[code] = kernel{module, fn}
+	return fn, nil
 }
 
-func (g *Kernel) Unload(cu *CUDA) error {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.module == 0 {
-		return nil
+// Unload gives all back. The thread has their context.
+func (k *Kernels) Unload(cu *CUDA) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	var errs []error
+	for _, known := range k.loaded {
+		errs = append(errs, cu.unloadModule(known.module))
 	}
-	module := g.module
-	g.module, g.fn = 0, 0
-	return cu.unloadModule(module)
+	clear(k.loaded)
+	return errors.Join(errs...)
 }
 
 // loadFunction compiles PTX and finds a kernel in it.
@@ -86,15 +83,19 @@ func (c *CUDA) unloadModule(module Handle) error {
 	return c.call(cuModuleUnload, "cuModuleUnload", uintptr(module))
 }
 
+// launch starts a kernel on a stream, with a warp for each of count pieces.
+func (c *CUDA) launch(fn Handle, count int64, stream Handle, parameters ...unsafe.Pointer) error {
+	const threads, perWarp, mostBlocks = 256, 32, 4096
+	blocks := min((count*perWarp+threads-1)/threads, mostBlocks)
+	err := c.call(cuLaunchKernel, "cuLaunchKernel", uintptr(fn), uintptr(blocks), 1, 1, threads, 1, 1, 0, uintptr(stream),
+		uintptr(unsafe.Pointer(&parameters[0])), 0)
+	runtime.KeepAlive(parameters)
+	return err
+}
+
 // LaunchGather starts hbmfs_gather(pieces, count) on a stream, see gather.cu.
 func (c *CUDA) LaunchGather(fn Handle, pieces Pointer, count uint32, stream Handle) error {
-	const threads, perWarp, mostBlocks = 256, 32, 4096
-	blocks := min((int64(count)*perWarp+threads-1)/threads, mostBlocks)
-	parameters := [2]unsafe.Pointer{unsafe.Pointer(&pieces), unsafe.Pointer(&count)}
-	err := c.call(cuLaunchKernel, "cuLaunchKernel", uintptr(fn), uintptr(blocks), 1, 1, threads, 1, 1, 0, uintptr(stream),
-		uintptr(unsafe.Pointer(&parameters)), 0)
-	runtime.KeepAlive(&parameters)
-	return err
+	return c.launch(fn, int64(count), stream, unsafe.Pointer(&pieces), unsafe.Pointer(&count))
 }
 
 // Widening is what hbmfs_widen does with the elements of its pieces.
@@ -112,14 +113,8 @@ const (
 
 // LaunchWiden starts hbmfs_widen(pieces, count, to, beside, from, size, is_signed) on a stream, see widen.cu.
 func (c *CUDA) LaunchWiden(fn Handle, pieces Pointer, count uint32, how *Widening, stream Handle) error {
-	const threads, perWarp, mostBlocks = 256, 32, 4096
-	blocks := min((int64(count)*perWarp+threads-1)/threads, mostBlocks)
-	parameters := [7]unsafe.Pointer{unsafe.Pointer(&pieces), unsafe.Pointer(&count), unsafe.Pointer(&how.To), unsafe.Pointer(&how.Beside),
-		unsafe.Pointer(&how.From), unsafe.Pointer(&how.Size), unsafe.Pointer(&how.Signed)}
-	err := c.call(cuLaunchKernel, "cuLaunchKernel", uintptr(fn), uintptr(blocks), 1, 1, threads, 1, 1, 0, uintptr(stream),
-		uintptr(unsafe.Pointer(&parameters)), 0)
-	runtime.KeepAlive(&parameters)
-	return err
+	return c.launch(fn, int64(count), stream, unsafe.Pointer(&pieces), unsafe.Pointer(&count), unsafe.Pointer(&how.To), unsafe.Pointer(&how.Beside),
+		unsafe.Pointer(&how.From), unsafe.Pointer(&how.Size), unsafe.Pointer(&how.Signed))
 }
 
 // SequencesMemory is where hbmfs_sequences writes. What is 0 is not written.
@@ -134,12 +129,6 @@ type SequencesMemory struct {
 // LaunchSequences starts hbmfs_sequences(borders, documents, count, begins, positions, numbers, target, element, pad) on a stream, see
 // sequences.cu.
 func (c *CUDA) LaunchSequences(fn Handle, borders, documents Pointer, count uint32, to *SequencesMemory, stream Handle) error {
-	const threads, perWarp, mostBlocks = 256, 32, 4096
-	blocks := min(int64(count)*perWarp/threads+1, mostBlocks)
-	parameters := [9]unsafe.Pointer{unsafe.Pointer(&borders), unsafe.Pointer(&documents), unsafe.Pointer(&count), unsafe.Pointer(&to.Begins),
-		unsafe.Pointer(&to.Positions), unsafe.Pointer(&to.Numbers), unsafe.Pointer(&to.Target), unsafe.Pointer(&to.Element), unsafe.Pointer(&to.Pad)}
-	err := c.call(cuLaunchKernel, "cuLaunchKernel", uintptr(fn), uintptr(blocks), 1, 1, threads, 1, 1, 0, uintptr(stream),
-		uintptr(unsafe.Pointer(&parameters)), 0)
-	runtime.KeepAlive(&parameters)
-	return err
+	return c.launch(fn, int64(count)+1, stream, unsafe.Pointer(&borders), unsafe.Pointer(&documents), unsafe.Pointer(&count), unsafe.Pointer(&to.Begins),
+		unsafe.Pointer(&to.Positions), unsafe.Pointer(&to.Numbers), unsafe.Pointer(&to.Target), unsafe.Pointer(&to.Element), unsafe.Pointer(&to.Pad))
 }

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/hbmfs/hbmfs/cufile/internal/crew"
 	"github.com/hbmfs/hbmfs/cufile/internal/source"
 )
 
@@ -40,7 +41,7 @@ func BenchmarkGatherPlan(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		c := &pieces{m: m, list: list, kernel: true, base: 1 << 40}
+		c := &pieces{m: m, list: list, kernel: true, to: &crew.Destination{HBM: 1 << 40}}
 		if n := c.write(table); n == 0 {
 			b.Fatal("nothing was written")
 		}

@@ -64,7 +64,7 @@ func (m *Windows) fileOf(b *source.Backing) (*file, error) {
 		return f, nil
 	}
 	n := (b.Length + m.size - 1) / m.size
-	f := &file{key: b.Version(), windows: make([]*window, n), filled: make([]bool, n), users: map[*source.Backing]bool{}, seen: source.NewRegistered(m.size, n)}
+	f := &file{key: b.Version(), windows: make([]*window, n), filled: make([]bool, n), users: map[*source.Backing]bool{}, seen: source.NewRegistered(b.Length, m.size)}
 	switch {
 	case m.mapped < m.mostFiles:
 		// MAP_SHARED: a private mapping of this kind was seen to hang in the driver.

@@ -13,20 +13,13 @@ import (
 // callBytes is what one call copies at most, and for how much windows are registered ahead of it: a request that is cancelled waits for it.
 const callBytes = 64 << 20
 
-// launchBytes is the most of an entry of a kernel's table, so that no warp works long after the others.
-const launchBytes = 32 << 10
-
 // Move lets the GPU read pieces, whose files are open, and registers what it does not see yet. With keep no window goes for a small piece: those for which
 // there is no room are left. When it returns, also with an error, nothing is under way.
 func (m *Mover) Move(ctx context.Context, to *crew.Destination, list []source.Piece, keep bool) (left []source.Piece, err error) {
 	if err := unchanged(list); err != nil || len(list) == 0 {
 		return nil, err
 	}
-	total := int64(0)
-	for i := range list {
-		total += list[i].N
-	}
-	c := &pieces{m: m, list: slices.Clone(list), keep: keep, base: to.HBM, kernel: total/int64(len(list)) < m.cu.SmallPieces()}
+	c := &pieces{m: m, list: slices.Clone(list), keep: keep, to: to, kernel: source.BytesOf(list)/int64(len(list)) < m.cu.SmallPieces()}
 	err = m.Thread.RunQuiet(ctx, 1, 1, func(w *crew.Worker, _ int64) error {
 		for len(c.list) > 0 {
 			if err := w.JobContext().Err(); err != nil {
@@ -81,33 +74,13 @@ func (m *Mover) moveNext(w *crew.Worker, to *crew.Destination, c *pieces) error 
 	}
 	m.windows.note(w, c.file, c.index)
 	if err = to.Ready(w); err == nil {
-		err = m.start(w, to, s, c, n)
+		if c.kernel {
+			err = w.Launch(to, s.Device(), n)
+		} else {
+			err = w.CUDA.CopyAll(&c.copies, true, w.Stream)
+		}
 	}
 	return w.SentReleasing(s, end, err)
-}
-
-// start starts the kernel over a table of pieces in a slot, which the GPU reads as well; or copies.
-func (m *Mover) start(w *crew.Worker, to *crew.Destination, s *crew.Slot, c *pieces, n int) error {
-	if !c.kernel {
-		return w.CUDA.CopyAll(&c.copies, true, w.Stream)
-	}
-	return m.launch(w, to, s, n)
-}
-
-// launch starts the kernel of a destination's form over a table of pieces in a slot.
-func (m *Mover) launch(w *crew.Worker, to *crew.Destination, s *crew.Slot, count int) error {
-	kernel, code := &m.gather, driver.GatherKernel
-	if to.Form != nil {
-		kernel, code = &m.widen, driver.WidenKernel
-	}
-	fn, err := kernel.Load(m.cu, code)
-	if err != nil {
-		return err
-	}
-	if to.Form != nil {
-		return w.CUDA.LaunchWiden(fn, s.Device(), uint32(count), to.Widening(), w.Stream)
-	}
-	return w.CUDA.LaunchGather(fn, s.Device(), uint32(count), w.Stream)
 }
 
 // pieces is how far pieces of files have been moved.
@@ -118,8 +91,8 @@ type pieces struct {
 	keep   bool
 	sorted bool
 	kernel bool
-	base   driver.Pointer // of the destination
-	copies driver.Copies  // without kernel
+	to     *crew.Destination
+	copies driver.Copies // without kernel
 
 	file  *source.Backing // that was written last
 	index int64           // its window
@@ -146,11 +119,11 @@ func (c *pieces) write(memory []byte) (count int) {
 			break
 		}
 		n = min(n, p.N, left)
-		if to := c.base + driver.Pointer(p.To); c.kernel {
-			n = min(n, launchBytes)
-			table[count] = driver.Piece{From: from, To: to, N: n}
+		if c.kernel {
+			n = min(n, crew.LaunchBytes)
+			table[count] = c.to.Piece(from, p.To, n)
 		} else {
-			c.copies.Add(to, from, n)
+			c.copies.Add(c.to.HBM+driver.Pointer(p.To), from, n)
 		}
 		left -= n
 		c.file, c.index = p.File, (p.Offset+n-1)/c.m.windows.size
@@ -163,24 +136,12 @@ func (c *pieces) write(memory []byte) (count int) {
 
 // find gives where the GPU sees the byte at offset of a file, and how many follow it there; 0 where it does not.
 func (m *Mover) find(b *source.Backing, offset int64) (at driver.Pointer, n int64) {
-	seen := b.Seen.Load()
-	if seen == nil {
-		return 0, 0
-	}
-	index := offset / seen.Window
-	base := driver.Pointer(seen.At[index].Load())
-	if base == 0 {
-		return 0, 0
-	}
-	if round, used := m.windows.round.Load(), &seen.Used[index]; used.Load() != round {
-		used.Store(round)
-	}
-	begin := index * seen.Window
-	return base + driver.Pointer(offset-begin), begin + seen.Window - offset
+	at, _, n = b.See(offset, m.windows.round.Load())
+	return at, n
 }
 
-// Sees says whether all pieces are registered but those whose bytes exist only in the mount. Their files are open.
-func (m *Mover) Sees(list []source.Piece) bool {
+// Unseen gives the bytes of pieces that are not registered. Those that exist only in the mount do not count. The files are open.
+func (m *Mover) Unseen(list []source.Piece) (n int64) {
 	for i := range list {
 		p := &list[i]
 		if p.File.Inline {
@@ -192,12 +153,29 @@ func (m *Mover) Sees(list []source.Piece) bool {
 			m.windows.mu.Unlock()
 		}
 		for at := p.Offset; at < p.Offset+p.N; {
-			from, n := m.find(p.File, at)
-			if from == 0 {
-				return false
+			_, seen := m.find(p.File, at)
+			if seen == 0 {
+				n += p.Offset + p.N - at
+				break
 			}
-			at += n
+			at += seen
 		}
 	}
-	return true
+	return n
+}
+
+// Full says that there is no room for windows of small pieces, of which less than half is seen: to move them another way is faster.
+func (m *Mover) Full(list []source.Piece) bool {
+	w, total := m.windows, source.BytesOf(list)
+	if !w.full.Load() || total >= w.size/4*int64(len(list)) {
+		return false
+	}
+	unseen := m.Unseen(list)
+	if 2*unseen <= total {
+		return false
+	}
+	w.refused.Add(unseen)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return !w.over()
 }

@@ -34,8 +34,6 @@ type Mover struct {
 
 	cu      *driver.CUDA
 	windows *Windows
-	gather  driver.Kernel
-	widen   driver.Kernel
 	gone    bool // it does not use the windows any more
 
 	begun  atomic.Uint64 // tables of places in windows, by their numbers: written from begun on,
@@ -48,6 +46,7 @@ type Options struct {
 	CUDA    *driver.CUDA
 	Library string // that CUDA was loaded from
 	Context driver.Handle
+	Kernels *driver.Kernels
 	Device  int32        // a CUdevice
 	Near    *unix.CPUSet // CPUs that the thread may run on, nil for all
 	Slot    int64        // bytes of a table of gathered pieces
@@ -62,7 +61,7 @@ func NewMover(o Options) (*Mover, error) {
 		return nil, err
 	}
 	var err error
-	m.Thread, err = crew.New(crew.Options{CUDA: o.CUDA, Context: o.Context, Threads: 1, SlotSize: o.Slot, Near: o.Near, Idle: m.windows.lookAhead})
+	m.Thread, err = crew.New(crew.Options{CUDA: o.CUDA, Context: o.Context, Kernels: o.Kernels, Threads: 1, SlotSize: o.Slot, Near: o.Near, Idle: m.windows.lookAhead})
 	if err != nil {
 		return nil, errors.Join(err, m.Detach())
 	}
@@ -124,11 +123,8 @@ func (m *Mover) LimitFiles(most int) {
 // Forget ends the use of a file that is about to be closed. w is the Mover's worker.
 func (m *Mover) Forget(w *crew.Worker, b *source.Backing) error { return m.windows.forget(w, b) }
 
-// Discard gives up what is the Mover's own. w is the Mover's worker; no Move may follow.
-func (m *Mover) Discard(w *crew.Worker) error {
-	m.windows.noLookAhead(w)
-	return errors.Join(m.gather.Unload(m.cu), m.widen.Unload(m.cu))
-}
+// Discard forgets where it would look ahead. w is the Mover's worker; no Move may follow.
+func (m *Mover) Discard(w *crew.Worker) { m.windows.noLookAhead(w) }
 
 // unmapped makes the reason for which a file is not registered an [ErrUnmapped].
 func unmapped(what string, err error) error {

@@ -128,7 +128,7 @@ func (g *fakeGPU) mover(t *testing.T) *Mover {
 // end ends a Mover.
 func end(t *testing.T, m *Mover) {
 	t.Helper()
-	must(t, m.Thread.Do(t.Context(), m.Discard))
+	must(t, m.Thread.Do(t.Context(), func(w *crew.Worker) error { m.Discard(w); return nil }))
 	must(t, errors.Join(m.Thread.Close(), m.Detach()))
 }
 
@@ -166,7 +166,7 @@ func TestClosingWaitsForFillingNoLongerThanItSays(t *testing.T) {
 	hung := &filler{quit: make(chan struct{}), gone: make(chan struct{})}
 	must(t, m.windows.fill.close())
 	m.windows.fill = hung
-	must(t, m.Thread.Do(t.Context(), m.Discard))
+	must(t, m.Thread.Do(t.Context(), func(w *crew.Worker) error { m.Discard(w); return nil }))
 	must(t, m.Thread.Close())
 	if err := m.Detach(); !errors.Is(err, crew.ErrUnderWay) {
 		t.Errorf("%v, want %v", err, crew.ErrUnderWay)

@@ -4,16 +4,14 @@ import (
 	"container/list"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/cufile/internal/crew"
+	"github.com/hbmfs/hbmfs/cufile/internal/device"
 	"github.com/hbmfs/hbmfs/cufile/internal/driver"
 	"github.com/hbmfs/hbmfs/cufile/internal/source"
 )
@@ -41,6 +39,8 @@ type Windows struct {
 	round      atomic.Uint32
 	found      atomic.Int64 // rows that were found in this round
 	waiting    atomic.Int32 // threads that wait for tables to end
+	full       atomic.Bool  // there was no room for a window that was wanted
+	refused    atomic.Int64 // bytes in this round for which there was no room
 
 	mu      sync.Mutex // guards what follows, and file, window and chunk
 	movers  map[*Mover]bool
@@ -51,30 +51,17 @@ type Windows struct {
 	order   *list.List // of *window: those that are registered, the most recently used first
 	chunks  []*chunk
 	bytes   int64         // registered, or about to be
-	refused int64         // bytes in this round for which there was no room
 	changed chan struct{} // closed and replaced when something goes, or is no longer used
 }
 
 func newWindows(key registryKey) *Windows {
-	m := &Windows{key: key, size: key.size, limit: max(key.pinned, 2*key.size), mostFiles: mostMapped(), contexts: map[int32]driver.Handle{},
+	m := &Windows{key: key, size: key.size, limit: max(key.pinned, 2*key.size), mostFiles: max(device.MostMappings()/4, 1), contexts: map[int32]driver.Handle{},
 		turn: make(chan struct{}, 1), movers: map[*Mover]bool{}, used: map[*source.Backing]*file{}, files: map[source.Version]*file{},
 		ahead: map[*crew.Worker]*file{}, order: list.New(), changed: make(chan struct{})}
 	m.generation.Store(1)
 	m.round.Store(1)
 	m.fill = newFiller(m)
 	return m
-}
-
-// mostMapped bounds the mapped files: a quarter of the mappings that a process may have, 65,530 in all as a rule.
-func mostMapped() int {
-	const usual, file = 65530, "/proc/sys/vm/max_map_count"
-	most := usual
-	if text, err := os.ReadFile(file); err == nil {
-		if n, err := strconv.Atoi(strings.TrimSpace(string(text))); err == nil {
-			most = n
-		}
-	}
-	return max(most/4, 1)
 }
 
 // notify needs mu.
@@ -142,7 +129,8 @@ func (m *Windows) bring(w *crew.Worker, c *pieces) error {
 	if refused == 0 {
 		return nil
 	}
-	m.refused += refused
+	m.full.Store(true)
+	m.refused.Add(refused)
 	return m.age(w)
 }
 
@@ -244,12 +232,18 @@ func (m *Windows) readLately(n *window) bool {
 // in random order are among them; or until so many times the limit were refused, beside which registering all anew costs little.
 const (
 	roundRows    = 16
+	roundLeast   = 1 << 14 // rows
 	roundRefused = 16
 )
 
+// over says whether a round is over. It needs mu.
+func (m *Windows) over() bool {
+	return m.refused.Load() >= roundRefused*m.limit || m.found.Load() >= max(roundRows*int64(m.order.Len()), roundLeast)
+}
+
 // age discards the windows that were not used in a round, if it is over. It needs mu, which it gives up meanwhile, and the turn.
 func (m *Windows) age(w *crew.Worker) error {
-	if m.refused < roundRefused*m.limit && m.found.Load() < roundRows*int64(m.order.Len()) {
+	if !m.over() {
 		return nil
 	}
 	var stale []*window
@@ -259,7 +253,7 @@ func (m *Windows) age(w *crew.Worker) error {
 			stale = append(stale, n)
 		}
 	}
-	m.refused = 0
+	m.refused.Store(0)
 	m.found.Store(0)
 	m.round.Add(1)
 	m.generation.Add(1)
@@ -364,6 +358,7 @@ func (m *Windows) discard(w *crew.Worker, windows []*window) error {
 // unregistered counts a window that was unregistered. It needs mu.
 func (m *Windows) unregistered(cu *driver.CUDA, n *window) (err error) {
 	f := n.file
+	m.full.Store(false)
 	f.windows[n.index] = nil
 	f.filled[n.index] = f.key.Length <= mostTables*m.limit
 	if n.chunk != nil {

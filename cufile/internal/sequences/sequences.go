@@ -37,16 +37,12 @@ type Writer struct {
 	device  *device.Device
 	crew    *crew.Crew
 	threads int // that share the work on the host
-	kernel  driver.Kernel
 }
 
 // New makes a Writer, which has so many of a crew's threads.
 func New(d *device.Device, c *crew.Crew, threads int) *Writer {
 	return &Writer{device: d, crew: c, threads: threads}
 }
-
-// Unload gives the kernel back. The thread has the context.
-func (r *Writer) Unload(cu *driver.CUDA) error { return r.kernel.Unload(cu) }
 
 // Writing writes what sequences say, once.
 type Writing struct {
@@ -165,7 +161,7 @@ func tableOf(n int) int { return 8*n + 4*(n+1) }
 
 // launch has the kernel write n sequences from the first on, which begin at a token, by a table in a slot. It gives where they end.
 func (s *Writing) launch(w *crew.Worker, slot *crew.Slot, used, first, n int, at int64) (end int64, err error) {
-	fn, err := s.r.kernel.Load(w.CUDA, driver.SequencesKernel)
+	fn, err := w.Kernels.Load(w.CUDA, driver.SequencesKernel)
 	if err != nil {
 		return 0, err
 	}

@@ -111,13 +111,12 @@ func (o *Opener) openBatch(ctx context.Context, root string, list []int, paths [
 		if f == nil {
 			continue
 		}
-		if len(ahead) < most {
-			if ahead, err = b.adopt(ctx, found, ahead); err != nil {
-				most = 0
-			}
+		room := len(ahead) < most
+		if ahead, err = b.adopt(ctx, found, ahead, room); err != nil {
+			most = 0
+		}
+		if room {
 			b.next = len(b.files)
-		} else {
-			b.decline(ctx, found)
 		}
 		files[list[len(b.files)-1]] = f
 	}
@@ -169,7 +168,7 @@ func (f *batchFile) objects() (list []uint64) {
 }
 
 // adopt keeps the descriptors that came with a file, and gives back those that are not needed, or for which there is no room.
-func (b *batch) adopt(ctx context.Context, found *control.Found, opened []*Backing) (_ []*Backing, err error) {
+func (b *batch) adopt(ctx context.Context, found *control.Found, opened []*Backing, room bool) (_ []*Backing, err error) {
 	var strays []uint64
 	b.mu.Lock()
 	for _, e := range found.Extents {
@@ -179,7 +178,7 @@ func (b *batch) adopt(ctx context.Context, found *control.Found, opened []*Backi
 		from := found.Take(e.Object)
 		switch to := b.objects[e.Object]; {
 		case from == nil || from.File == nil:
-		case to == nil || to.FD >= 0:
+		case !room || to == nil || to.FD >= 0:
 			_ = from.File.Close() // opened for reading: nothing is lost
 			strays = append(strays, e.Object)
 		default: // where it fails it is asked for again when it is needed
@@ -193,18 +192,6 @@ func (b *batch) adopt(ctx context.Context, found *control.Found, opened []*Backi
 	b.mu.Unlock()
 	giveBack(ctx, b.client, strays)
 	return opened, err
-}
-
-// decline gives back the descriptors that came with a file.
-func (b *batch) decline(ctx context.Context, found *control.Found) {
-	var objects []uint64
-	for _, e := range found.Extents {
-		if from := found.Take(e.Object); from != nil && from.File != nil {
-			_ = from.File.Close() // opened for reading: nothing is lost
-			objects = append(objects, e.Object)
-		}
-	}
-	giveBack(ctx, b.client, objects)
 }
 
 // mostAhead is how many files are opened with one that is needed, when they are read in their order.
@@ -267,7 +254,7 @@ func (b *batch) lend(ctx context.Context, files []*Backing) (opened []*Backing, 
 			failed[list[k-1]] = found.Err
 			continue
 		}
-		if opened, err = b.adopt(ctx, found, opened); errors.Is(err, ErrCrowded) {
+		if opened, err = b.adopt(ctx, found, opened, true); errors.Is(err, ErrCrowded) {
 			full = fmt.Errorf("%w: %w", ErrMoved, err)
 		}
 	}

@@ -55,8 +55,7 @@ func (p *known) covers(offset, n int64) bool {
 	if time.Now().Before(p.again) {
 		return true
 	}
-	q := spans{runs: p.runs}
-	for i := q.find(offset); i < len(p.runs) && p.runs[i].Logical < offset+n; i++ {
+	for i := findRun(p.runs, offset); i < len(p.runs) && p.runs[i].Logical < offset+n; i++ {
 		if p.runs[i].Object == pendingObject {
 			return false
 		}
@@ -76,19 +75,15 @@ func Announce(ctx context.Context, s File, h *Descriptors, pieces []Piece) {
 	if m == nil || !m.cached() {
 		return
 	}
-	var ranges []control.Range
+	var soon []control.Range
 	for i := range pieces {
 		if p := &pieces[i]; p.File == m.inline {
-			ranges = appendMissing(ranges, m.inline, p.Offset, p.N)
-		}
-		if len(ranges) >= control.MaxRanges {
-			ranges = ranges[:control.MaxRanges]
-			break
+			soon = append(soon, control.Range{Offset: p.Offset, Length: p.N})
 		}
 	}
-	if len(ranges) > 0 {
+	if len(soon) > 0 {
 		h.Shed(ctx, leaseUnused)
-		_ = control.Prefetch(m.file, ranges...) // it is advice: the read meets any error
+		_ = m.Prefetch(ctx, soon) // it is advice: the read meets any error
 	}
 }
 

@@ -25,13 +25,14 @@ type Map struct {
 // Place is what a device's thread remembers of a run.
 type Place struct {
 	Base       driver.Pointer // where the device sees the run's first byte, if it sees the whole run
-	Generation uint32         // of the device's registrations that Base is valid in
+	Generation uint32         // of the device's registrations that Base is valid in; 0 for none
 	Turn       uint32         // of the Watch that looks at the run's file
 }
 
 // Registered is where devices see the windows of a file. Any thread uses the elements.
 type Registered struct {
-	Window int64           // bytes of a window
+	length int64           // of the file
+	window int64           // bytes of a window
 	At     []atomic.Uint64 // a driver.Pointer, the same for all devices; 0 for a window that they do not see
 	Used   []atomic.Uint32 // the round in which a window was read last
 	Copied bool            // they see a copy: what becomes of the file does not change it
@@ -39,9 +40,10 @@ type Registered struct {
 	End atomic.Pointer[End] // of the last window that the device sees; nil where none is known
 }
 
-// NewRegistered makes room for n windows.
-func NewRegistered(window, n int64) *Registered {
-	return &Registered{Window: window, At: make([]atomic.Uint64, n), Used: make([]atomic.Uint32, n)}
+// NewRegistered makes room for the windows of a file of so many bytes.
+func NewRegistered(length, window int64) *Registered {
+	n := (length + window - 1) / window
+	return &Registered{length: length, window: window, At: make([]atomic.Uint64, n), Used: make([]atomic.Uint32, n)}
 }
 
 // Placed is a File that gives a Map of itself, nil while it does not know where all its bytes lie.

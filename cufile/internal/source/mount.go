@@ -242,33 +242,38 @@ func (m *mountedFile) Open(ctx context.Context, files []*Backing) (ahead []*Back
 }
 
 // open redeems files. One ticket is for at most 64 objects that lie next to each other and lives for seconds, so each
-// answer is redeemed before the next; it goes on from there while that brings any, and else where the next one lies.
+// answer is redeemed before the next. A question ends where the next file is too far away for its answer.
 func (m *mountedFile) open(ctx context.Context, files []*Backing) error {
 	slices.SortFunc(files, func(a, b *Backing) int { return cmp.Compare(a.at, b.at) })
-	for all := len(files); len(files) > 0; {
-		before, first := len(files), files[0].at
-		for batch, err := range control.Batches(m.file, first, files[len(files)-1].at+1-first, true) {
+	near := control.MaxObjects * (m.length/max(m.info.Runs, 1) + 1)
+	for before := 0; before < len(files); {
+		first, last := files[before].at, before
+		for last+1 < len(files) && files[last+1].at-first < near {
+			last++
+		}
+		start := before
+		for batch, err := range control.Batches(m.file, first, files[last].at+1-first, true) {
 			if err = m.explain(ctx, err); err != nil {
 				return err
 			}
-			named := batch.Objects()
-			here := slices.DeleteFunc(slices.Clone(files), func(b *Backing) bool { return !slices.Contains(named, b.Object) })
-			if len(here) == 0 {
+			named, end := batch.Objects(), before
+			for end < len(files) && slices.Contains(named, files[end].Object) {
+				end++
+			}
+			if end == before {
 				break
 			}
-			if err := m.redeem(ctx, batch.Ticket, here, all-len(files)); err != nil {
+			if err := m.redeem(ctx, batch.Ticket, files[before:end], before); err != nil {
 				return err
 			}
-			files = slices.DeleteFunc(slices.Clone(files), func(b *Backing) bool { return slices.Contains(here, b) })
-			if len(files) == 0 {
-				break
-			}
+			before = end
 		}
-		if len(files) == before && m.cached() {
-			return fmt.Errorf("open %s: %w", files[0].Name, ErrMoved)
-		}
-		if len(files) == before {
-			return fmt.Errorf("open %s: the mount no longer names it at %d", files[0].Name, first)
+		switch {
+		case before > start:
+		case m.cached():
+			return fmt.Errorf("open %s: %w", files[before].Name, ErrMoved)
+		default:
+			return fmt.Errorf("open %s: the mount no longer names it at %d", files[before].Name, first)
 		}
 	}
 	return nil
@@ -294,27 +299,22 @@ func (m *mountedFile) redeem(ctx context.Context, ticket control.Ticket, files [
 	if err != nil {
 		return fmt.Errorf("open %s: %w", files[0].Name, crowded(err))
 	}
-	errs := make([]error, len(got))
 	var refused []uint64 // that came, while no more descriptors may be open
 	m.mu.Lock()
 	for i := range got {
-		came := got[i].File != nil
-		if errs[i] = files[i].redeem(&got[i], m.opener.descriptors, before+i); errs[i] == nil {
+		came, failed := got[i].File != nil, files[i].redeem(&got[i], m.opener.descriptors, before+i)
+		if failed == nil {
 			m.lent[files[i]] = true
 		} else if came {
 			refused = append(refused, files[i].Object)
 		}
+		err = cmp.Or(err, failed)
 	}
 	m.mu.Unlock()
 	if len(refused) > 0 {
 		m.connection().giveBack(ctx, refused)
 	}
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	return err
 }
 
 // crowded names a daemon's refusal to lend more, and that this process may have no more open.

@@ -19,6 +19,14 @@ type Piece struct {
 	N      int64
 }
 
+// BytesOf gives the bytes of pieces.
+func BytesOf(pieces []Piece) (n int64) {
+	for i := range pieces {
+		n += pieces[i].N
+	}
+	return n
+}
+
 // FilesOf gives each file of pieces once.
 func FilesOf(pieces []Piece) (files []*Backing) {
 	seen, last := map[*Backing]bool{}, (*Backing)(nil)
@@ -37,21 +45,12 @@ type Span struct {
 	To     int64
 }
 
-// spans are ranges of a file.
-type spans struct {
-	of    File
-	list  []Span
-	runs  []Run               // ordered; they cover every span
-	files map[uint64]*Backing // by their objects: those that were named
-}
-
 // mostPieces bounds the memory of one request's pieces: 40 bytes each.
 const mostPieces = 1 << 22
 
 // Pieces finds where spans lie now. The spans must be inside the file. With inMount all of them lie in the file of the mount
 // itself. More than 4 Mi pieces are ErrTooLarge.
-func Pieces(ctx context.Context, f File, list []Span, inMount bool) ([]Piece, error) {
-	q := &spans{of: f, list: list, files: map[uint64]*Backing{}}
+func Pieces(ctx context.Context, f File, list []Span, inMount bool) (pieces []Piece, err error) {
 	first, last := int64(math.MaxInt64), int64(0)
 	for i := range list {
 		if s := &list[i]; s.N > 0 {
@@ -61,54 +60,36 @@ func Pieces(ctx context.Context, f File, list []Span, inMount bool) ([]Piece, er
 	if first >= last {
 		return nil, nil
 	}
-	if inMount {
-		q.runs = []Run{{Length: f.Size(), Count: 1, Object: InlineObject}}
-	} else {
-		var err error
-		if q.runs, err = f.Runs(ctx, first, last-first); err != nil {
+	runs := []Run{{Length: f.Size(), Count: 1, Object: InlineObject}}
+	if !inMount {
+		if runs, err = f.Runs(ctx, first, last-first); err != nil {
 			return nil, err
 		}
 	}
-	return q.pieces()
-}
-
-// file names the backing file of a run.
-func (q *spans) file(r *Run) *Backing {
-	b := q.files[r.Object]
-	if b == nil {
-		b = q.of.Backing(r)
-		q.files[r.Object] = b
-	}
-	return b
-}
-
-// find gives the index of the run that holds the file's byte at offset.
-func (q *spans) find(offset int64) int {
-	return sort.Search(len(q.runs), func(i int) bool { return q.runs[i].End() > offset })
-}
-
-// pieces cuts the spans where runs, and pieces of runs, end.
-func (q *spans) pieces() ([]Piece, error) {
-	list := make([]Piece, 0, min(len(q.list)+len(q.runs)-1, mostPieces))
-	for _, s := range q.list {
-		for i := q.find(s.Offset); s.N > 0; {
-			if i >= len(q.runs) || q.runs[i].Logical > s.Offset {
+	pieces = make([]Piece, 0, min(len(list)+len(runs)-1, mostPieces))
+	for _, s := range list { // they are cut where runs, and pieces of runs, end
+		for i := findRun(runs, s.Offset); s.N > 0; {
+			if i >= len(runs) || runs[i].Logical > s.Offset {
 				return nil, fmt.Errorf("source: internal error: no run covers offset %d", s.Offset)
 			}
-			if len(list) == mostPieces {
+			if len(pieces) == mostPieces {
 				return nil, fmt.Errorf("%w: more than %d pieces in one request: gather less at a time", ErrTooLarge, mostPieces)
 			}
-			r := &q.runs[i]
+			r := &runs[i]
 			place, n := r.At(s.Offset)
 			n = min(n, s.N)
-			list = append(list, Piece{q.file(r), place, s.To, n})
-			s = Span{s.Offset + n, s.N - n, s.To + n}
-			if s.Offset >= r.End() {
+			pieces = append(pieces, Piece{f.Backing(r), place, s.To, n})
+			if s = (Span{s.Offset + n, s.N - n, s.To + n}); s.Offset >= r.End() {
 				i++
 			}
 		}
 	}
-	return list, nil
+	return pieces, nil
+}
+
+// findRun gives the index of the run that holds the file's byte at offset.
+func findRun(runs []Run, offset int64) int {
+	return sort.Search(len(runs), func(i int) bool { return runs[i].End() > offset })
 }
 
 // ReadDirect reads the piece past the page cache, by the aligned pages around it, and gives the place of its first byte in

@@ -26,9 +26,8 @@ type Options struct {
 
 // Mover is a reader's use of its threads.
 type Mover struct {
-	opt    Options
-	pace   *crew.Pace // nil where Threads says how many they are, and for the host
-	gather driver.Kernel
+	opt  Options
+	pace *crew.Pace // nil where Threads says how many they are, and for the host
 }
 
 // New makes a Mover.
@@ -40,22 +39,14 @@ func New(o Options) *Mover {
 	return m
 }
 
-// Unload gives the kernel back. The thread has the context.
-func (m *Mover) Unload() error { return m.gather.Unload(m.opt.CUDA) }
-
 // Pieces that land here and there are read into a slot one behind the other, and the gather kernel brings them to their places, by a table behind them: there
-// is room for two pages. No piece is longer than launchBytes, so that no warp works long after the others.
-const (
-	mostPacked  = 2*driver.PageSize/driver.PieceBytes - 1
-	launchBytes = 32 << 10
-)
+// is room for two pages. No piece is longer than crew.LaunchBytes, so that no warp works long after the others.
+const mostPacked = 2*driver.PageSize/driver.PieceBytes - 1
 
 // Move reads pieces, and gives their bytes. cold says that they are not in the page cache. readers counts those that
 // share the machine. When it returns, also with an error, nothing is under way.
 func (m *Mover) Move(ctx context.Context, to *crew.Destination, pieces []source.Piece, cold bool, readers func() int) (moved int64, err error) {
-	for _, p := range pieces {
-		moved += p.N
-	}
+	moved = source.BytesOf(pieces)
 	threads := m.opt.Threads
 	if m.pace != nil {
 		threads = m.pace.Limit(crew.MostThreads(runtime.NumCPU(), readers()))
@@ -64,7 +55,7 @@ func (m *Mover) Move(ctx context.Context, to *crew.Destination, pieces []source.
 	size := m.chunkSize(moved, threads)
 	chunks := source.Cut(pieces, size)
 	if cu := m.opt.CUDA; cu != nil && len(chunks) > 1 && moved/int64(len(chunks)) < cu.SmallPieces() {
-		chunks = source.Pack(pieces, size, mostPacked, launchBytes)
+		chunks = source.Pack(pieces, size, mostPacked, crew.LaunchBytes)
 	}
 	return moved, m.opt.Crew.RunQuiet(ctx, m.opt.Threads, int64(len(chunks)), func(w *crew.Worker, i int64) error {
 		if m.opt.CUDA == nil {
@@ -103,7 +94,7 @@ func (m *Mover) stage(w *crew.Worker, to *crew.Destination, c *source.Chunk, col
 	if c.Places == nil {
 		err = w.CUDA.CopyIn(to.HBM+driver.Pointer(c.To), s.Memory[skew:skew+c.N], w.Stream)
 	} else {
-		err = m.scatter(w, to, s, c)
+		err = scatter(w, to, s, c)
 	}
 	if err != nil {
 		return err
@@ -115,16 +106,12 @@ func (m *Mover) stage(w *crew.Worker, to *crew.Destination, c *source.Chunk, col
 }
 
 // scatter starts the kernel that brings the pieces of a slot to their places.
-func (m *Mover) scatter(w *crew.Worker, to *crew.Destination, s *crew.Slot, c *source.Chunk) error {
-	fn, err := m.gather.Load(w.CUDA, driver.GatherKernel)
-	if err != nil {
-		return err
-	}
+func scatter(w *crew.Worker, to *crew.Destination, s *crew.Slot, c *source.Chunk) error {
 	first := driver.RoundUp(c.N, 8)
 	table := driver.Pieces(s.Memory[first:])
 	for i := range c.Pieces {
 		p := &c.Pieces[i]
-		table[i] = driver.Piece{From: s.Device() + driver.Pointer(p.To), To: to.HBM + driver.Pointer(c.Places[i]), N: p.N}
+		table[i] = to.Piece(s.Device()+driver.Pointer(p.To), c.Places[i], p.N)
 	}
-	return w.CUDA.LaunchGather(fn, s.Device()+driver.Pointer(first), uint32(len(c.Pieces)), w.Stream)
+	return w.Launch(to, s.Device()+driver.Pointer(first), len(c.Pieces))
 }

@@ -4,6 +4,7 @@ package widen
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/hbmfs/hbmfs/cufile/internal/crew"
@@ -57,14 +58,10 @@ func (k Kind) Size(element int64) int64 {
 type Mover struct {
 	crew    *crew.Crew
 	threads int // that share a copy on the host
-	kernel  driver.Kernel
 }
 
 // New makes a Mover, which has so many of a crew's threads.
 func New(c *crew.Crew, threads int) *Mover { return &Mover{crew: c, threads: threads} }
-
-// Unload gives the kernel back. The thread has the context.
-func (m *Mover) Unload(cu *driver.CUDA) error { return m.kernel.Unload(cu) }
 
 // Move copies bytes that hold spans one after the other to the places of these, in the destination's form. When it returns, also with an
 // error, nothing is under way.
@@ -79,37 +76,11 @@ func (m *Mover) Move(ctx context.Context, to *crew.Destination, from *crew.Desti
 		}
 		return nil
 	}
-	return m.crew.RunQuiet(ctx, 1, 1, func(w *crew.Worker, _ int64) error {
-		if to.Form != nil {
-			return m.launch(w, to, from.HBM, spans)
-		}
-		slot, err := w.Slot()
-		if err != nil {
-			return err
-		}
-		if err := to.Ready(w); err != nil {
-			return err
-		}
-		from := from.HBM
-		for _, s := range spans {
-			if err := w.CUDA.CopyWithin(to.HBM+driver.Pointer(s.To), from, s.N, w.Stream); err != nil {
-				return err
-			}
-			from += driver.Pointer(s.N)
-		}
-		return w.Sent(slot)
-	})
+	return m.crew.RunQuiet(ctx, 1, 1, func(w *crew.Worker, _ int64) error { return launch(w, to, from.HBM, spans) })
 }
 
-// launchBytes is the most of one entry, so that no warp works long after the others.
-const launchBytes = 32 << 10
-
 // launch starts the kernel over spans that lie in HBM, by as many tables as that takes.
-func (m *Mover) launch(w *crew.Worker, to *crew.Destination, from driver.Pointer, spans []source.Span) error {
-	fn, err := m.kernel.Load(w.CUDA, driver.WidenKernel)
-	if err != nil {
-		return err
-	}
+func launch(w *crew.Worker, to *crew.Destination, from driver.Pointer, spans []source.Span) error {
 	for skip := int64(0); len(spans) > 0; {
 		slot, err := w.Slot()
 		if err != nil {
@@ -122,18 +93,14 @@ func (m *Mover) launch(w *crew.Worker, to *crew.Destination, from driver.Pointer
 		count := 0
 		for ; len(spans) > 0 && count < len(table); count++ {
 			s := &spans[0]
-			n := min(s.N-skip, launchBytes)
-			at, bytes := to.Form.Piece(s.To+skip, n)
-			table[count] = driver.Piece{From: from, To: driver.Pointer(at), N: int64(bytes)}
+			n := min(s.N-skip, crew.LaunchBytes)
+			table[count] = to.Piece(from, s.To+skip, n)
 			from += driver.Pointer(n)
 			if skip += n; skip == s.N {
 				spans, skip = spans[1:], 0
 			}
 		}
-		if err := w.CUDA.LaunchWiden(fn, slot.Device(), uint32(count), to.Widening(), w.Stream); err != nil {
-			return err
-		}
-		if err := w.Sent(slot); err != nil {
+		if err := errors.Join(w.Launch(to, slot.Device(), count), w.Sent(slot)); err != nil {
 			return err
 		}
 	}

@@ -113,7 +113,7 @@ func refill(ctx context.Context, name string) error {
 	if err != nil {
 		return fmt.Errorf("map %s: %w", name, err)
 	}
-	defer func() { _ = unix.Munmap(memory) }()   // what cannot be undone ends with the process
+	defer func() { _ = unix.Munmap(memory) }()   // a mapping that cannot be undone ends with the process
 	_ = unix.Madvise(memory, unix.MADV_HUGEPAGE) // else in ordinary pages
 	var next atomic.Int64
 	g, ctx := errgroup.WithContext(ctx)
@@ -147,7 +147,7 @@ func readDirect(ctx context.Context, name string, size int64) (Row, error) {
 			if err != nil {
 				return fmt.Errorf("allocate %d bytes: %w", coldBlock, err)
 			}
-			defer func() { _ = unix.Munmap(buffer) }() // what cannot be undone ends with the process
+			defer func() { _ = unix.Munmap(buffer) }() // a mapping that cannot be undone ends with the process
 			for at := next.Add(coldBlock) - coldBlock; at < size && ctx.Err() == nil; at = next.Add(coldBlock) - coldBlock {
 				n, err := unix.Pread(fd, buffer, at)
 				if err != nil {

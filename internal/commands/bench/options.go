@@ -12,7 +12,7 @@ import (
 	"github.com/hbmfs/hbmfs/cufile"
 )
 
-// Options say what is measured.
+// Options select the measurements.
 type Options struct {
 	File    string
 	Paths   []string // of cufile, or kept, moving, first: ways of mapped; nil for the usual ones
@@ -33,7 +33,7 @@ type Options struct {
 	whole int64 // bytes of the file
 }
 
-// Check refuses what cannot be measured.
+// Check refuses options that cannot be measured.
 func (o *Options) Check() error {
 	const most = 1 << 30
 	switch {

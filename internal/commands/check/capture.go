@@ -186,7 +186,7 @@ func (c *capturer) walk(at, name string) string {
 	return found
 }
 
-// keep adds what lies at a path without links.
+// keep adds the file or directory at a path without links.
 func (c *capturer) keep(name string, clean cleaner) error {
 	info, err := fs.Lstat(c.root, name)
 	if err != nil || c.s.entries[name] != nil && c.s.entries[name].kind != kindDir {

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// cleaner copies of a file what matters and is no secret: no addresses, no serial numbers, no UUIDs, no names of hosts.
-// Cleaning what is clean changes nothing.
+// cleaner copies the lines of a file that matter and are no secret: no addresses, no serial numbers, no UUIDs, no names
+// of hosts. Cleaning a clean file changes nothing.
 type cleaner func(w *bytes.Buffer, r io.Reader) error
 
 // named keeps nothing of a file but that it is there.

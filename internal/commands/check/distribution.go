@@ -47,7 +47,7 @@ func installs(family, deb, rpm string) string {
 // install installs packages where the command runs.
 func (m *Machine) install(deb, rpm string) string { return installs(m.family(), deb, rpm) }
 
-// hostInstall installs packages on the host, and does what follows there.
+// hostInstall installs packages on the host, and runs the commands that follow there.
 func (m *Machine) hostInstall(deb, rpm, then string) string {
 	family := m.hostFamily()
 	link := " && "

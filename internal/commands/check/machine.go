@@ -29,7 +29,7 @@ func known(yes bool) Known {
 // Version is a number of two to four parts, such as 6.8.0 or 580.159.04.
 type Version [3]int
 
-// parseVersion reads the digits at the start of a version, whatever follows.
+// parseVersion reads the digits at the start of a version, and ignores the rest.
 func parseVersion(text string) (v Version) {
 	for i, part := range strings.SplitN(text, ".", 4) {
 		if i == len(v) {

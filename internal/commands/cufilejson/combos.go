@@ -1,7 +1,6 @@
 package cufilejson
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -50,15 +49,14 @@ func (l *linter) sound(path string, byDefault int64) int64 {
 func (l *linter) isTrue(path string) bool  { return string(l.literal(path)) == "true" }
 func (l *linter) isFalse(path string) bool { return string(l.literal(path)) == "false" }
 
-// set reports about a setting, which may not be there, and gives it a value.
+// set reports about a setting, which may not be there, and names its right value.
 func (l *linter) set(level Level, path, message, value string) {
 	m := l.found[path]
 	if m == nil {
-		l.report(l.place(path), level, path, message, "add "+value, l.insert(path, value)...)
+		l.report(l.place(path), level, path, message, "add "+value)
 		return
 	}
-	v := m.value()
-	l.report(v.StartOffset, level, path, message, value, edit{v.StartOffset, v.EndOffset, value})
+	l.report(m.value().StartOffset, level, path, message, value)
 }
 
 // place is where a finding about a setting that is not there points to: its section, or the start.
@@ -79,7 +77,7 @@ func (l *linter) compat() {
 		}
 		l.set(level, force, "every read is done by the CPU, always", "false")
 	}
-	if l.opts.Direct && !l.isFalse(allow) && !l.broken {
+	if l.opts.Direct && !l.isFalse(allow) {
 		l.set(Error, allow, "reads may fall back to the CPU without a word, and that is the default; to have a proof it must be false", "false")
 	}
 }
@@ -108,7 +106,7 @@ func (l *linter) sizes() {
 	if m := l.found[slabs]; m != nil && l.opts.Version >= 1017 {
 		for _, legacy := range []string{cache, buffer} {
 			if l.found[legacy] != nil {
-				l.report(l.found[legacy].name().StartOffset, Warning, legacy, "does nothing beside gpu_bounce_buffer_slab_config", "remove it", l.remove(l.found[legacy])...)
+				l.report(l.found[legacy].name().StartOffset, Warning, legacy, "does nothing beside gpu_bounce_buffer_slab_config", "remove it")
 			}
 		}
 	}
@@ -128,7 +126,7 @@ func (l *linter) slabs(sizesPath, countsPath string, ordered bool) {
 		return
 	}
 	if okSizes && ordered && !slices.IsSorted(sizes) {
-		l.sortSlabs(l.found[sizesPath].value(), l.found[countsPath], sizes, counts)
+		l.report(l.found[sizesPath].value().StartOffset, Error, sizesPath, "must be in ascending order; libcufile ignores all of them otherwise", array(slices.Sorted(slices.Values(sizes))))
 	}
 	const byDefault = 3 // entries of either array of the POSIX pool
 	for _, half := range []struct {
@@ -137,31 +135,9 @@ func (l *linter) slabs(sizesPath, countsPath string, ordered bool) {
 		n             int
 	}{{sizesPath, countsPath, okSizes, l.found[countsPath] == nil, len(sizes)}, {countsPath, sizesPath, okCounts, l.found[sizesPath] == nil, len(counts)}} {
 		if half.have && half.alone && (ordered || half.n != byDefault) {
-			l.report(l.found[half.path].name().StartOffset, Error, half.path, "needs "+half.missing[strings.LastIndexByte(half.missing, '.')+1:]+" beside it, with as many entries", "remove it", l.remove(l.found[half.path])...)
+			l.report(l.found[half.path].name().StartOffset, Error, half.path, "needs "+half.missing[strings.LastIndexByte(half.missing, '.')+1:]+" beside it, with as many entries", "remove it")
 		}
 	}
-}
-
-// sortSlabs brings both arrays in the order of the sizes.
-func (l *linter) sortSlabs(v *hujson.Value, partner *member, sizes, counts []int64) {
-	order := make([]int, len(sizes))
-	for i := range order {
-		order[i] = i
-	}
-	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(sizes[a], sizes[b]) })
-	pick := func(values []int64) string {
-		var sorted []int64
-		for _, i := range order {
-			sorted = append(sorted, values[i])
-		}
-		return array(sorted)
-	}
-	edits := []edit{{v.StartOffset, v.EndOffset, pick(sizes)}}
-	if len(counts) == len(sizes) {
-		c := partner.value()
-		edits = append(edits, edit{c.StartOffset, c.EndOffset, pick(counts)})
-	}
-	l.report(v.StartOffset, Error, "properties.gpu_bounce_buffer_slab_config.slab_size_kb", "must be in ascending order; libcufile ignores all of them otherwise", edits[0].text, edits...)
 }
 
 func array(values []int64) string {

@@ -15,7 +15,7 @@ const (
 	text
 	texts   // an array of strings
 	numbers // an array of numbers
-	object  // whatever is in it
+	object  // with any contents
 )
 
 func (k kind) String() string {

@@ -29,7 +29,7 @@ type Finding struct {
 	Level   Level  `json:"level"`
 	Key     string `json:"key,omitempty"` // with its sections, "properties.io_batchsize"
 	Message string `json:"message"`
-	Fix     string `json:"fix,omitempty"` // the correction in the corrected file; empty where there is none
+	Fix     string `json:"fix,omitempty"` // what corrects it; empty where that is not known
 }
 
 func (f Finding) String() string {
@@ -55,9 +55,6 @@ type Options struct {
 // Result is the findings of Lint.
 type Result struct {
 	Findings []Finding // by line and column
-	// Fixed is the text with everything corrected that can be, comments kept; nil where its syntax is beyond repair.
-	// Linted again, it has no errors.
-	Fixed []byte
 }
 
 // Errors counts findings that are errors.
@@ -73,34 +70,12 @@ func (r Result) Errors() (n int) {
 // MaxSize is the size in bytes of the largest file that is read.
 const MaxSize = 64 << 10
 
-// Lint finds what is wrong in a cufile.json.
+// Lint finds the mistakes in a cufile.json.
 func Lint(text []byte, opts Options) Result {
 	if len(text) > MaxSize {
 		return Result{Findings: []Finding{{Line: 1, Column: 1, Level: Error, Message: fmt.Sprintf("%d bytes are no configuration, at most %d are read", len(text), MaxSize)}}}
 	}
-	first := pass(text, opts)
-	result := Result{Findings: first.sorted()}
-	const passes = 300 // of a hundred settings each needs one at most
-	last := first
-	for range passes {
-		if last.broken {
-			return result
-		}
-		changed := last.apply()
-		if bytes.Equal(changed, text) {
-			result.Fixed = text
-			return result
-		}
-		text = changed
-		last = pass(text, opts)
-	}
-	return result
-}
-
-// edit replaces text[start:end].
-type edit struct {
-	start, end int
-	text       string
+	return Result{Findings: pass(text, opts).sorted()}
 }
 
 // linter is one pass over a text.
@@ -109,9 +84,7 @@ type linter struct {
 	opts     Options
 	text     []byte
 	root     *hujson.Value
-	broken   bool // the syntax is
 	findings []Finding
-	repairs  [][]edit           // each is done whole or not at all
 	found    map[string]*member // settings that count, by path
 }
 
@@ -127,7 +100,7 @@ func (m *member) value() *hujson.Value { return &m.object.Members[m.index].Value
 func pass(text []byte, opts Options) *linter {
 	l := &linter{schema: newSchema(), opts: opts, text: text, found: map[string]*member{}}
 	if bom := []byte("\uFEFF"); bytes.HasPrefix(text, bom) {
-		l.report(0, Error, "", "starts with a byte order mark, which libcufile takes for a syntax error", "remove it", edit{0, len(bom), ""})
+		l.report(0, Error, "", "starts with a byte order mark, which libcufile takes for a syntax error", "remove it")
 		return l
 	}
 	root, err := hujson.Parse(text)
@@ -139,7 +112,7 @@ func pass(text []byte, opts Options) *linter {
 	l.punctuation(&root)
 	top, ok := root.Value.(*hujson.Object)
 	if !ok {
-		l.report(root.StartOffset, Error, "", "the file must be an object, {...}; libcufile ignores or refuses anything else", "an empty object", edit{root.StartOffset, root.EndOffset, "{}"})
+		l.report(root.StartOffset, Error, "", "the file must be an object, {...}; libcufile ignores or refuses anything else", "an empty object")
 		return l
 	}
 	l.walk("", top)
@@ -147,7 +120,7 @@ func pass(text []byte, opts Options) *linter {
 	return l
 }
 
-// syntax reports what the parser said. It stops at the first mistake.
+// syntax reports the parser's error. It stops at the first mistake.
 func (l *linter) syntax(err error) {
 	f := Finding{Line: 1, Column: 1, Level: Error}
 	if _, scan := fmt.Sscanf(err.Error(), "hujson: line %d, column %d:", &f.Line, &f.Column); scan != nil {
@@ -161,11 +134,10 @@ func (l *linter) syntax(err error) {
 		what = "the file ends too early, a bracket, quote or comment is open"
 	}
 	f.Message = "syntax error: " + what
-	l.broken = true
 	l.findings = append(l.findings, f)
 }
 
-// punctuation finds what the parser takes and libcufile does not.
+// punctuation finds text that the parser takes and libcufile does not.
 func (l *linter) punctuation(root *hujson.Value) {
 	for v := range root.All() {
 		var last *hujson.Value
@@ -180,33 +152,23 @@ func (l *linter) punctuation(root *hujson.Value) {
 			if n := len(v.Elements); n > 0 {
 				last = &v.Elements[n-1]
 			} else if comment := strings.TrimSpace(string(v.AfterExtra)); comment != "" {
-				l.report(whole.StartOffset, Error, "", "a comment in an empty array, which libcufile takes for a syntax error", "move it before the array", edit{whole.StartOffset, whole.EndOffset, comment + newlineAfter(comment) + "[]"})
+				l.report(whole.StartOffset, Error, "", "a comment in an empty array, which libcufile takes for a syntax error", "move it before the array")
 			}
 		}
 		if last != nil && last.AfterExtra != nil {
 			at := last.EndOffset + len(last.AfterExtra)
 			if at < len(l.text) && l.text[at] == ',' {
-				l.report(at, Error, "", "a comma before a closing bracket, which libcufile takes for a syntax error", "remove it", edit{at, at + 1, ""})
+				l.report(at, Error, "", "a comma before a closing bracket, which libcufile takes for a syntax error", "remove it")
 			}
 		}
 	}
-}
-
-// newlineAfter is the newline that a comment may need.
-func newlineAfter(comment string) string {
-	if strings.Contains(comment, "//") {
-		return "\n"
-	}
-	return ""
 }
 
 // colons finds comments between a name and its colon.
 func (l *linter) colons(object *hujson.Object) {
 	for _, m := range object.Members {
 		if at := m.Name.EndOffset; strings.ContainsRune(string(m.Name.AfterExtra), '/') {
-			comment := strings.TrimSpace(string(m.Name.AfterExtra))
-			end := at + len(m.Name.AfterExtra)
-			l.report(at, Error, "", "a comment between a name and its colon, which libcufile takes for a syntax error", "move it behind the colon", edit{at, end + 1, ": " + comment + newlineAfter(comment)})
+			l.report(at, Error, "", "a comment between a name and its colon, which libcufile takes for a syntax error", "move it behind the colon")
 		}
 	}
 }
@@ -223,7 +185,7 @@ func (l *linter) walk(section string, object *hujson.Object) {
 		path := join(section, name)
 		if last[name] != i {
 			l.report(m.name().StartOffset, Error, path, fmt.Sprintf("is there again in line %d, and libcufile takes the last alone", l.line(object.Members[last[name]].Name.StartOffset)),
-				"remove this one", l.remove(m)...)
+				"remove this one")
 			continue
 		}
 		k, isKey := l.keys[path]
@@ -237,8 +199,7 @@ func (l *linter) walk(section string, object *hujson.Object) {
 			l.found[path] = m
 			l.walk(path, inner)
 		case l.sections[path]:
-			l.report(m.value().StartOffset, Error, path, "is a section and must be an object, {...}; libcufile crashes on anything else", "an empty section",
-				edit{m.value().StartOffset, m.value().EndOffset, "{}"})
+			l.report(m.value().StartOffset, Error, path, "is a section and must be an object, {...}; libcufile crashes on anything else", "an empty section")
 		default:
 			l.unknown(section, name, m)
 		}
@@ -249,17 +210,16 @@ func (l *linter) walk(section string, object *hujson.Object) {
 func (l *linter) unknown(section, name string, m *member) {
 	at, path := m.name().StartOffset, join(section, name)
 	const why = "libcufile does not know it and ignores it"
-	rename := func(to string) edit { return edit{at, m.name().EndOffset, `"` + to + `"`} }
 	inner, isObject := m.value().Value.(*hujson.Object)
 	if isObject {
 		near := l.meantSection(section, name)
 		switch {
 		case near == "" || near == path:
 		case l.object(near) == nil:
-			l.report(at, Error, path, why+"; the section is "+near, "rename it", rename(near[strings.LastIndexByte(near, '.')+1:]))
+			l.report(at, Error, path, why+"; the section is "+near, "rename it")
 			return
 		case len(inner.Members) > 0:
-			l.report(at, Error, path, why+"; the section is "+near+", which is there, too", "remove this one", l.remove(m)...)
+			l.report(at, Error, path, why+"; the section is "+near+", which is there, too", "remove this one")
 			return
 		}
 	}
@@ -268,18 +228,17 @@ func (l *linter) unknown(section, name string, m *member) {
 		near = dotted
 	}
 	if near == "" || isObject {
-		l.report(at, Error, path, why, "remove it", l.remove(m)...)
+		l.report(at, Error, path, why, "remove it")
 		return
 	}
 	k := l.keys[near]
 	switch {
 	case l.has(near):
-		l.report(at, Error, path, why+"; the setting is "+near+", which is there, too", "remove this one", l.remove(m)...)
+		l.report(at, Error, path, why+"; the setting is "+near+", which is there, too", "remove this one")
 	case k.section() == section:
-		l.report(at, Error, path, why+"; did you mean "+k.name()+"?", "rename it", rename(k.name()))
+		l.report(at, Error, path, why+"; did you mean "+k.name()+"?", "rename it")
 	default:
-		text := string(l.text[m.value().StartOffset:m.value().EndOffset])
-		l.report(at, Error, path, why+" here; the setting is "+near, "move it there", append(l.remove(m), l.insert(near, text)...)...)
+		l.report(at, Error, path, why+" here; the setting is "+near, "move it there")
 	}
 }
 
@@ -318,15 +277,12 @@ func (l *linter) has(path string) bool {
 	return lookup(l.object(k.section()), k.name()) != nil
 }
 
-func (l *linter) report(at int, level Level, key, message, fix string, edits ...edit) {
+func (l *linter) report(at int, level Level, key, message, fix string) {
 	f := Finding{Level: level, Key: key, Message: message, Fix: fix}
 	f.Line = l.line(at)
 	start := bytes.LastIndexByte(l.text[:at], '\n') + 1
 	f.Column = 1 + utf8.RuneCount(l.text[start:at])
 	l.findings = append(l.findings, f)
-	if len(edits) > 0 {
-		l.repairs = append(l.repairs, edits)
-	}
 }
 
 func (l *linter) line(at int) int { return 1 + bytes.Count(l.text[:at], []byte{'\n'}) }

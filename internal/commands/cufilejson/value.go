@@ -12,12 +12,12 @@ import (
 	"github.com/tailscale/hujson"
 )
 
-// judge looks at the value of a setting that is known. Every error it reports it also corrects.
+// judge looks at the value of a setting that is known.
 func (l *linter) judge(k key, m *member) {
 	v := m.value()
 	at := v.StartOffset
 	if literal, ok := v.Value.(hujson.Literal); ok && literal.Kind() == 'n' {
-		l.report(at, Warning, k.path, "is null, which is the same as leaving it out", "remove it", l.remove(m)...)
+		l.report(at, Warning, k.path, "is null, which is the same as leaving it out", "remove it")
 		return
 	}
 	l.found[k.path] = m
@@ -30,10 +30,10 @@ func (l *linter) judge(k key, m *member) {
 		l.judgeArray(k, m)
 	case object:
 		if _, ok := v.Value.(*hujson.Object); !ok {
-			l.report(at, Error, k.path, "must be an object, {...}; libcufile refuses the file", "remove it", l.remove(m)...)
+			l.report(at, Error, k.path, "must be an object, {...}; libcufile refuses the file", "remove it")
 		}
 	default:
-		l.judgeScalar(k, v, l.remove(m))
+		l.judgeScalar(k, v)
 	}
 }
 
@@ -48,15 +48,14 @@ func (l *linter) judgeArray(k key, m *member) {
 	array, ok := v.Value.(*hujson.Array)
 	if ok {
 		for i := range array.Elements {
-			e := &array.Elements[i]
-			l.judgeScalar(element, e, []edit{{e.StartOffset, e.EndOffset, zero(element)}})
+			l.judgeScalar(element, &array.Elements[i])
 		}
 		return
 	}
 	message := "must be " + k.kind.String() + "; libcufile refuses the file"
 	literal, ok := v.Value.(hujson.Literal)
 	if !ok || literal.Kind() == 't' || literal.Kind() == 'f' {
-		l.report(v.StartOffset, Error, k.path, message, "remove it", l.remove(m)...)
+		l.report(v.StartOffset, Error, k.path, message, "remove it")
 		return
 	}
 	values := []string{string(literal)}
@@ -67,18 +66,7 @@ func (l *linter) judgeArray(k key, m *member) {
 		}
 	}
 	fixed := "[" + strings.Join(values, ", ") + "]"
-	l.report(v.StartOffset, Error, k.path, message, fixed, edit{v.StartOffset, v.EndOffset, fixed})
-}
-
-// zero replaces an element that cannot be repaired.
-func zero(k key) string {
-	switch {
-	case k.kind == number:
-		return strconv.FormatInt(k.min, 10)
-	case len(k.values) > 0:
-		return quote(k.values[0])
-	}
-	return `""`
+	l.report(v.StartOffset, Error, k.path, message, fixed)
 }
 
 func quote(s string) string {
@@ -89,8 +77,8 @@ func quote(s string) string {
 	return string(out)
 }
 
-// judgeScalar looks at one value; remove is the edit where it cannot be repaired.
-func (l *linter) judgeScalar(k key, v *hujson.Value, remove []edit) {
+// judgeScalar looks at one value.
+func (l *linter) judgeScalar(k key, v *hujson.Value) {
 	literal, _ := v.Value.(hujson.Literal) // nil for an array or object, whose kind is none of those below
 	var fixed, why string
 	switch k.kind {
@@ -99,20 +87,20 @@ func (l *linter) judgeScalar(k key, v *hujson.Value, remove []edit) {
 	case text:
 		fixed, why = repairText(k, literal)
 	default:
-		l.judgeNumber(k, v, literal, remove)
+		l.judgeNumber(k, v, literal)
 		return
 	}
-	l.replace(k, v, fixed, why, remove)
+	l.replace(k, v, fixed, why)
 }
 
-// replace reports why, where it says something, and puts fixed in its place, or removes it.
-func (l *linter) replace(k key, v *hujson.Value, fixed, why string, remove []edit) {
+// replace reports why, where it says something, with the value that is right, if there is one.
+func (l *linter) replace(k key, v *hujson.Value, fixed, why string) {
 	switch {
 	case why == "":
 	case fixed == "":
-		l.report(v.StartOffset, Error, k.path, why, "remove it", remove...)
+		l.report(v.StartOffset, Error, k.path, why, "remove it")
 	default:
-		l.report(v.StartOffset, Error, k.path, why, fixed, edit{v.StartOffset, v.EndOffset, fixed})
+		l.report(v.StartOffset, Error, k.path, why, fixed)
 	}
 }
 
@@ -153,11 +141,11 @@ func repairText(k key, literal hujson.Literal) (fixed, why string) {
 	return fixed, fmt.Sprintf("must be one of %s, not %q", strings.Join(k.values, ", "), s)
 }
 
-func (l *linter) judgeNumber(k key, v *hujson.Value, literal hujson.Literal, remove []edit) {
+func (l *linter) judgeNumber(k key, v *hujson.Value, literal hujson.Literal) {
 	digits := strings.TrimSpace(strings.Trim(string(literal), `"`))
 	f, err := strconv.ParseFloat(digits, 64)
 	if err != nil || math.IsNaN(f) || math.IsInf(f, 0) {
-		l.replace(k, v, "", "must be "+k.kind.String()+"; libcufile refuses or misreads anything else", remove)
+		l.replace(k, v, "", "must be "+k.kind.String()+"; libcufile refuses or misreads anything else")
 		return
 	}
 	f = max(min(f, 1<<62), -1<<62)
@@ -166,7 +154,7 @@ func (l *linter) judgeNumber(k key, v *hujson.Value, literal hujson.Literal, rem
 		n = exact
 	}
 	if n < 0 && k.min >= 0 {
-		l.replace(k, v, "", "must not be negative; there is no value for \"unlimited\"", remove)
+		l.replace(k, v, "", "must not be negative; there is no value for \"unlimited\"")
 		return
 	}
 	var why string
@@ -177,7 +165,7 @@ func (l *linter) judgeNumber(k key, v *hujson.Value, literal hujson.Literal, rem
 		why = "must be a whole number, without a fraction"
 	}
 	right, problem := k.inRange(n)
-	l.replace(k, v, strconv.FormatInt(right, 10), cmp.Or(problem, why), remove)
+	l.replace(k, v, strconv.FormatInt(right, 10), cmp.Or(problem, why))
 }
 
 // inRange gives the nearest number that is right, and the problem with n.

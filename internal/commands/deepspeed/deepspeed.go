@@ -1,4 +1,5 @@
-// Package deepspeed checks what a DeepSpeed configuration says of reading and writing NVMe: its section aio, and where it offloads.
+// Package deepspeed checks the settings of a DeepSpeed configuration for reading and writing NVMe: its section aio, and where it
+// offloads.
 //
 // The keys are those of deepspeed/runtime/swap_tensor/constants.py and aio_config.py, DeepSpeed 0.18 and before. DeepSpeed ignores
 // keys of aio that it does not know. With use_gds it writes a cufile.json of its own, with compat mode off, and any error of cuFile
@@ -25,7 +26,7 @@ import (
 // MaxSize is the size in bytes of the largest configuration that is read.
 const MaxSize = 4 << 20
 
-// keys of aio, and of what kind their values are.
+// keys of aio, and the kinds of their values
 func keys() map[string]byte {
 	return map[string]byte{
 		"io_backend": '"', "block_size": '0', "queue_depth": '0', "intra_op_parallelism": '0', "thread_count": '0',
@@ -40,7 +41,7 @@ type linter struct {
 	place    func(path string) (filesystem string, err error)
 }
 
-// Lint finds what is wrong. Place tells the type of the filesystem that a directory lies on; its error says why it is no place to
+// Lint finds the mistakes. Place tells the type of the filesystem that a directory lies on; its error says why it is no place to
 // write to.
 func Lint(text []byte, place func(path string) (filesystem string, err error)) []cufilejson.Finding {
 	l := &linter{text: text, place: place}
@@ -116,7 +117,7 @@ func (l *linter) section(v *hujson.Value, key string) section {
 	return s
 }
 
-// literal gives the kind and the text of a value: '"', '0', 't' for both booleans, and 0 for what is none of these.
+// literal gives the kind and the text of a value: '"', '0', 't' for both booleans, and 0 for others.
 func literal(v *hujson.Value) (kind byte, text string) {
 	lit, ok := v.Value.(hujson.Literal)
 	if !ok {
@@ -157,7 +158,7 @@ func (l *linter) root(v *hujson.Value) {
 	}
 }
 
-// offload is where ZeRO puts what it offloads to NVMe.
+// offload is where ZeRO puts the state that it offloads to NVMe.
 type offload struct {
 	key  string
 	path *hujson.Value

@@ -1,4 +1,4 @@
-// Package kvadmin looks after a mounted KV volume for whoever administers it: it chooses namespaces by name, has the daemon verify their
+// Package kvadmin looks after a mounted KV volume for its administrator. It chooses namespaces by name, has the daemon verify their
 // blocks, and removes them. Engines go on meanwhile.
 package kvadmin
 
@@ -45,7 +45,7 @@ func choose(root string, text []byte, names []string) (*Volume, error) {
 	}
 	v := &Volume{s.KV, root}
 	if v.KV == nil {
-		return nil, fmt.Errorf("%s is no KV volume: hbmfs mount --kv makes one", root)
+		return nil, fmt.Errorf("%s is no KV volume: hbmfs kv mount makes one", root)
 	}
 	if len(names) == 0 {
 		return v, nil
@@ -72,7 +72,8 @@ type Verification struct {
 	Seconds   float64 `json:"seconds"`
 }
 
-// Verify has the daemon compare all blocks with their checksums. It tells progress what begins, of how many slots.
+// Verify has the daemon compare all blocks with their checksums. It reports to progress each namespace that
+// begins, with its number of slots.
 func (v *Volume) Verify(ctx context.Context, progress func(doing string, total int64, bytes bool) (add func(int64), end func())) ([]Verification, error) {
 	all := []Verification{}
 	err := v.each(ctx, func(name string, n *control.Namespace) error {

@@ -145,7 +145,7 @@ func isPCI(name string) bool {
 	return n == 4 && err == nil
 }
 
-// attribute reads a small file of sysfs, without what surrounds it.
+// attribute reads a small file of sysfs, without surrounding spaces.
 func attribute(path, name string) string {
 	f, err := os.Open(filepath.Join(path, name))
 	if err != nil {

@@ -28,7 +28,8 @@ type Description struct {
 type Node struct {
 	Name         string    `yaml:"name"`
 	Source       string    `yaml:"source"`         // where the figures come from
-	PricePerHour float64   `yaml:"price_per_hour"` // of the whole node, in any currency; 0 leaves costs out
+	PricePerHour float64   `yaml:"price_per_hour"` // of the whole node; 0 leaves costs out
+	Currency     string    `yaml:"currency"`       // of the price; USD where it is empty
 	Memory       float64   `yaml:"memory_gb_per_s"`
 	Links        []Link    `yaml:"links"`
 	GPUs         []GPU     `yaml:"gpus"`

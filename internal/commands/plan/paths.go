@@ -20,7 +20,7 @@ type use struct {
 	path  string
 	gpus  int  // the first so many
 	cold  bool // the bytes come from storage
-	once  bool // read once, so that mapped must register what it reads
+	once  bool // read once, so that mapped must register all that it reads
 	write bool // from the GPUs to storage
 }
 
@@ -51,7 +51,8 @@ type model struct {
 
 func newModel(n *Node, c *Calibration) *model {
 	m := &model{node: n, cal: c, pcie: pcieDefault}
-	// The wall was measured through a GPU's link; a description that gives its generation tells what part of it that is.
+	// The wall was measured through a GPU's link; a description that gives its generation tells the wall's part of the
+	// link.
 	if raw := n.GPUs[0].raw(); c.measured && raw > 0 {
 		m.pcie = c.Wall.Mid / raw
 	}
@@ -117,7 +118,7 @@ func (m *model) build(u use) *builder {
 	return b
 }
 
-// shared adds what all GPUs share on the host, and gives the route through it.
+// shared adds the shared stages of the host, and gives the route through it.
 func (m *model) shared(b *builder, u use) (route []int) {
 	if u.cold || u.write {
 		route = append(route, b.add(stageStorage, "", m.storage(u.write)))
@@ -272,7 +273,7 @@ func (m *model) run(ctx context.Context, u use) (*outcome, error) {
 	return o, nil
 }
 
-// share takes over what each GPU and each stage did.
+// share takes over the work of each GPU and each stage.
 func (m *model) share(o *outcome, b *builder, s *Simulated) {
 	perGPU := map[int]float64{} // by the GPU's own link, which ends each route
 	for f, flow := range b.flows {

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -25,19 +26,23 @@ type Compared struct {
 	Time  Range  `json:"time_s"`
 	Cost  Range  `json:"cost"`
 	Plain Range  `json:"plain_time_s"`
+
+	Currency string `json:"currency"`
 }
 
 // NodeReport is the report on one node.
 type NodeReport struct {
-	Name   string       `json:"name"`
-	Source string       `json:"source"`
-	Notes  []string     `json:"notes,omitempty"`
-	GPUs   int          `json:"gpus"`
-	Price  float64      `json:"price_per_hour"`
-	Sweeps []Sweep      `json:"contention"`
-	Stages []StageUse   `json:"stages"`
-	IOSize []IOSizeRate `json:"io_size"`
-	Jobs   []JobReport  `json:"jobs"`
+	Name   string   `json:"name"`
+	Source string   `json:"source"`
+	Notes  []string `json:"notes,omitempty"`
+	GPUs   int      `json:"gpus"`
+	Price  float64  `json:"price_per_hour"`
+
+	Currency string       `json:"currency"` // of the price and of every cost
+	Sweeps   []Sweep      `json:"contention"`
+	Stages   []StageUse   `json:"stages"`
+	IOSize   []IOSizeRate `json:"io_size"`
+	Jobs     []JobReport  `json:"jobs"`
 }
 
 // Sweep is a path with one GPU, two, and so on, all reading at once.
@@ -118,7 +123,7 @@ func compare(nodes []NodeReport, jobs int) []Compared {
 				}
 			}
 			if best != nil {
-				list = append(list, Compared{n.Jobs[i].Job.Name, n.Name, best.Path, best.Time, best.Cost, n.Jobs[i].Paths[0].Time})
+				list = append(list, Compared{n.Jobs[i].Job.Name, n.Name, best.Path, best.Time, best.Cost, n.Jobs[i].Paths[0].Time, n.Currency})
 			}
 		}
 	}
@@ -126,7 +131,8 @@ func compare(nodes []NodeReport, jobs int) []Compared {
 }
 
 func (m *model) report(ctx context.Context, jobs []Job) (*NodeReport, error) {
-	n := &NodeReport{Name: m.node.Name, Source: m.node.Source, Notes: m.node.Notes, GPUs: len(m.node.GPUs), Price: m.node.PricePerHour}
+	n := &NodeReport{Name: m.node.Name, Source: m.node.Source, Notes: m.node.Notes, GPUs: len(m.node.GPUs), Price: m.node.PricePerHour,
+		Currency: cmp.Or(m.node.Currency, "USD")}
 	for _, u := range []use{{path: Pinned}, {path: Mapped}, {path: Staged}, {path: Plain}, {path: Direct, cold: true}, {path: Staged, cold: true}, {path: Plain, cold: true}} {
 		if err := m.sweep(ctx, n, u); err != nil {
 			return nil, err

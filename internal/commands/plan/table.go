@@ -28,7 +28,7 @@ func (r *Report) printCompared(w io.Writer) {
 	for _, c := range r.Compared {
 		cost := "-"
 		if c.Cost.Mid > 0 {
-			cost = c.Cost.String()
+			cost = c.Cost.String() + " " + c.Currency
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", c.Job, c.Node, c.Path, duration(c.Time), cost, duration(c.Plain))
 	}
@@ -113,7 +113,7 @@ func (n *NodeReport) printJobs(w io.Writer) {
 			}
 			cost := "-"
 			if n.Price > 0 {
-				cost = p.Cost.String()
+				cost = p.Cost.String() + " " + n.Currency
 			}
 			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", p.Path, p.Rate, duration(p.Time), cost, p.Faster, strings.Join(p.remarks(), "; "))
 		}

@@ -60,7 +60,7 @@ func ask(dir *os.File, verb control.DraftVerb) (control.DraftReply, error) {
 			return control.ParseDraftReply(b)
 		case unix.EINTR:
 		case unix.ENOTTY, unix.EINVAL:
-			return control.DraftReply{}, errors.New("it is no draft: drafts are the directories in the root of a mount of hbmfs mount --checkpoints that are not published yet")
+			return control.DraftReply{}, errors.New("it is no draft: drafts are the directories in the root of a mount of hbmfs checkpoint mount that are not published yet")
 		case unix.EPERM:
 			return control.DraftReply{}, errors.New("it is another user's draft")
 		default:

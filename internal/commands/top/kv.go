@@ -21,7 +21,7 @@ func HitRate(hits, misses uint64) string {
 	return fmt.Sprintf("%.1f%%", 100*float64(hits)/float64(hits+misses))
 }
 
-// WriteKV writes what a KV volume has. nil: it is another mount. all: nothing is left out.
+// WriteKV writes the state of a KV volume. nil: it is another mount. all: nothing is left out.
 func WriteKV(t io.Writer, k *status.KV, all bool) {
 	if k == nil {
 		return
@@ -57,7 +57,7 @@ func WriteKV(t io.Writer, k *status.KV, all bool) {
 	}
 }
 
-// how says what a tier is made of.
+// how names the memory of a tier.
 func how(t *status.KVTier) string {
 	switch {
 	case t.Pages != "":

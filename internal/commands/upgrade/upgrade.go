@@ -20,11 +20,11 @@ import (
 	"github.com/hbmfs/hbmfs/internal/text/cli"
 )
 
-// Result is what became of one mount.
+// Result is the outcome for one mount.
 type Result struct {
 	Mount      string  `json:"mount"`
 	Done       bool    `json:"done"`              // with check: it could be done
-	Refused    string  `json:"refused,omitempty"` // why it was not; the mount goes on as it was
+	Refused    string  `json:"refused,omitempty"` // why it was not; the program before goes on
 	PID        int     `json:"pid,omitempty"`     // of the new daemon
 	Version    string  `json:"version,omitempty"` // of the program that serves now
 	Standstill float64 `json:"standstill_seconds,omitempty"`
@@ -105,7 +105,7 @@ func (r *Request) ask(ctx context.Context, mount *mountinfo.Info) (pid int, err 
 	return 0, fmt.Errorf("it ends with its daemon: %s", s.Handover.Why)
 }
 
-// status is what the daemon of a mount says of it, nil where it does not answer.
+// status is the daemon's own status, nil where it does not answer.
 func (r *Request) status(ctx context.Context, point string) *status.Status {
 	asker := aside.Asker{Program: r.Program, Patience: r.Patience}
 	a := asker.Ask(ctx, point, filepath.Join(point, mountpoint.ControlName, "status"))
@@ -116,7 +116,7 @@ func (r *Request) status(ctx context.Context, point string) *status.Status {
 	return s
 }
 
-// Write says what became of mounts, a line for each.
+// Write prints the outcomes, a line for each mount.
 func (r *Request) Write(to io.Writer, results []Result) {
 	for _, one := range results {
 		switch {

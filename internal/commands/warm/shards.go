@@ -16,7 +16,8 @@ type shards struct {
 	known  map[uint64]bool // by object: it is a shard
 }
 
-// learn asks for the objects of a batch of a file, which has a ticket for them. What it does not come to know counts as the cache's.
+// learn asks for the objects of a batch of a file, which has a ticket for them. Bytes whose place it cannot learn count as the
+// cache's.
 func (s *shards) learn(ctx context.Context, path string, batch *control.Batch) {
 	objects := batch.Objects()
 	all := true

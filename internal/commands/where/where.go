@@ -138,7 +138,7 @@ func Locate(ctx context.Context, name string) (*Location, error) {
 	return l, nil
 }
 
-// identity is what makes two files the same.
+// identity tells whether two files are the same.
 type identity struct{ dev, ino uint64 }
 
 // backings asks which files of this machine the daemon reads.

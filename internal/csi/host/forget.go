@@ -17,7 +17,7 @@ func (v *nodeVolume) forget() error {
 			delete(r.Published, target)
 		}
 		if len(targets) > 0 {
-			r.mayLinger() // nobody knows what is left to drain
+			r.mayLinger() // the rest of the drain is unknown
 		}
 	}); err != nil {
 		return err

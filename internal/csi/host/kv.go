@@ -16,7 +16,8 @@ import (
 )
 
 // The memory tiers of KV volumes are memory of the host's container, where kubelet and the scheduler see it: daemons allocate it. So the
-// chart says how much that may be, and no volume gets more. Their disk tiers are allocated, too, and may not take what kubelet wants free.
+// chart says how much that may be, and no volume gets more. Their disk tiers are allocated, too, and may not take the space that kubelet
+// wants free.
 
 // memoryFor refuses a KV volume for whose memory tier there is no room. One that nobody uses any more ends for it. namespace is that of a
 // pod, or empty for an administrator's volume. It needs mu.
@@ -56,7 +57,8 @@ func (h *Host) memoryFor(w volume.Want, namespace string) error {
 	return nil
 }
 
-// diskFor refuses a KV volume whose disk tier would have kubelet evict pods. What its directory has already counts for it.
+// diskFor refuses a KV volume whose disk tier would have kubelet evict pods. The present files of its directory count for
+// it.
 func (h *Host) diskFor(s volume.Spec) error {
 	if !s.KV {
 		return nil
@@ -83,9 +85,9 @@ func (h *Host) diskFor(s volume.Spec) error {
 	return nil
 }
 
-// takenBy is what the files of a KV volume take of their disk.
+// takenBy is the disk space of the files of a KV volume.
 func takenBy(dir string) (bytes int64) {
-	_ = filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error { // what cannot be looked at counts nothing
+	_ = filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error { // files that cannot be looked at count nothing
 		if err != nil {
 			return nil //nolint:nilerr // the others count
 		}

@@ -72,7 +72,7 @@ func (t *told) usage() []*csi.VolumeUsage {
 	return []*csi.VolumeUsage{{Unit: csi.VolumeUsage_BYTES, Total: used + t.Checkpoints.Free, Available: t.Checkpoints.Free, Used: used}}
 }
 
-// drain says what is wrong with the drain, and is empty where nothing is.
+// drain describes the drain's fault, and is empty where there is none.
 func (t *told) drain() string {
 	if t.Checkpoints == nil || t.Checkpoints.Drain == nil {
 		return ""

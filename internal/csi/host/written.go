@@ -13,8 +13,8 @@ import (
 )
 
 // A checkpoint volume is one daemon for all pods that write and read there. Drafts end with the containers that began them: the daemon
-// sees that by itself, whatever has become of kubelet, the plugin and this host. So it is with a KV volume, and what its pods' processes
-// hold. What is left to do here is the directory, and what must not meet.
+// sees that by itself, even without kubelet, the plugin and this host. So it is with a KV volume, and the pins and reservations of its
+// pods' processes. The directory, and volumes that must not meet, remain to be checked here.
 
 // roots are the directories below which volumes lie that pods change, as this one.
 func (h *Host) roots(s volume.Spec) roots.Roots {
@@ -24,7 +24,7 @@ func (h *Host) roots(s volume.Spec) roots.Roots {
 	return roots.Checkpoints(h.opt.AllowCheckpoints)
 }
 
-// kind names what a volume is that pods change.
+// kind names the kind of a volume that pods change.
 func kind(s volume.Spec) string {
 	if s.KV {
 		return "KV volume"

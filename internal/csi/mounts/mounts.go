@@ -99,8 +99,8 @@ func detach(path string, flags int) error {
 // Tree is a copy of a mount that is attached nowhere yet.
 type Tree struct{ fd int }
 
-// Clone copies the mount at path, or what is at root in it, for somewhere else: private, without device files and
-// set-user-id programs, and read-only unless it is to be writable. The mount must have this device: where it just went, the directory below is nobody's dataset.
+// Clone copies the mount at path, or the part at root in it, for somewhere else. The copy is private, without device files and set-user-id programs, and
+// read-only unless it is to be writable. The mount must have this device: where it just went, the directory below is nobody's dataset.
 func Clone(path, root, device string, writable bool) (*Tree, error) {
 	fd, err := unix.OpenTree(unix.AT_FDCWD, filepath.Join(path, root), unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_NO_AUTOMOUNT|unix.AT_SYMLINK_NOFOLLOW)
 	if err != nil {

@@ -90,7 +90,7 @@ func stop(server *grpc.Server) {
 	server.GracefulStop()
 }
 
-// service is what kubelet asks at one socket.
+// service answers kubelet at one socket.
 type service struct {
 	kubelet.UnimplementedRegistrationServer
 	*Registration
@@ -98,7 +98,7 @@ type service struct {
 	refused chan struct{}
 }
 
-// GetInfo tells kubelet what registers here.
+// GetInfo names the plugin to kubelet.
 func (s *service) GetInfo(context.Context, *kubelet.InfoRequest) (*kubelet.PluginInfo, error) {
 	return &kubelet.PluginInfo{Type: kubelet.CSIPlugin, Name: s.Driver, Endpoint: s.Endpoint, SupportedVersions: []string{version}}, nil
 }

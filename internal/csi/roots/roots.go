@@ -6,7 +6,7 @@
 //	if roots.Overlap(a, b) { ... }                // two volumes cannot have these at once
 //
 // An administrator names directories, such as /nvme/ckpt, and volumes lie below them. An inline volume, which any user may
-// describe, lies below the directory of its pod's namespace, as in /nvme/ckpt/NAMESPACE/run-1. What is missing is made. No link
+// describe, lies below the directory of its pod's namespace, as in /nvme/ckpt/NAMESPACE/run-1. Missing parts are made. No link
 // is followed, and no directory is one of another volume's checkpoints or namespaces.
 package roots
 
@@ -24,8 +24,9 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Names that a checkpoint, a volume that drains and a KV volume have in their directories: checkpoint.ManifestName and DrainState of
-// internal/volume/checkpoint, and the lock of internal/volume/kv, which belong to what is on the disk and so never change.
+// These are names that a checkpoint, a volume that drains and a KV volume have in their directories: checkpoint.ManifestName and
+// DrainState of internal/volume/checkpoint, and the lock of internal/volume/kv. They belong to the data on the disk and so never
+// change.
 const (
 	manifest   = ".hbmfs-manifest.json"
 	drainState = ".hbmfs-drain"
@@ -57,8 +58,8 @@ func (p *Roots) Check(dir, namespace string) error {
 	return p.walk(dir, namespace, false, func(int) error { return nil })
 }
 
-// Make makes the directory, where it is missing, and gives it to a group as Kubernetes does with fsGroup: the group may write,
-// and what is made there is the group's. An empty group leaves all as it is.
+// Make makes the directory, where it is missing, and gives it to a group as Kubernetes does with fsGroup. The group may write,
+// and new files there are the group's. An empty group leaves all as it is.
 func (p *Roots) Make(dir, group string) error {
 	return p.walk(dir, "", true, func(fd int) error {
 		if group == "" {

@@ -19,10 +19,10 @@ const (
 	keepFor     = "keepFor"
 )
 
-// keepTime is how long a KV volume stays once no pod uses it any more, where it does not say: about what a serving pod takes to start again.
+// keepTime is how long a KV volume stays once no pod uses it any more, by default: about as long as a serving pod takes to start again.
 const keepTime = 10 * time.Minute
 
-// Bounds of what a KV volume may ask for. hbmfs mount takes no smaller tier.
+// Bounds of the attributes of a KV volume. hbmfs mount takes no smaller tier.
 const (
 	leastTier = 1 << 20
 	mostKept  = 24 * time.Hour

@@ -50,7 +50,7 @@ func invalid(format string, args ...any) error {
 	return status.Errorf(codes.InvalidArgument, format, args...)
 }
 
-// check says what is wrong with a value, "" for nothing.
+// check names the mistake in a value, "" for none.
 type check func(value string) string
 
 // option is an attribute that is a flag of hbmfs mount.
@@ -202,7 +202,7 @@ func checkSource(source string) error {
 	return checkDirectory("source", source, want)
 }
 
-// checkDirectory refuses what is no directory's path, or not the shortest.
+// checkDirectory refuses values that are no directory's path, or not the shortest.
 func checkDirectory(attribute, dir, want string) error {
 	if err := checkText(attribute, dir, want); err != nil {
 		return err
@@ -213,7 +213,7 @@ func checkDirectory(attribute, dir, want string) error {
 	return nil
 }
 
-// checkText refuses what no path and no address is.
+// checkText refuses values that are neither a path nor an address.
 func checkText(attribute, text, want string) error {
 	if len(text) > maxSource {
 		return invalid("volume attribute %s has %d bytes, and may have %d", attribute, len(text), maxSource)
@@ -224,13 +224,13 @@ func checkText(attribute, text, want string) error {
 	return nil
 }
 
-// checkAddress refuses what is no address of a source, or of another attribute.
+// checkAddress refuses values that are no address of a source, or of another attribute.
 func checkAddress(attribute, address, want string) error {
 	if err := checkText(attribute, address, want); err != nil {
 		return err
 	}
 	u, err := url.Parse(address)
-	if err != nil { // whose text would show what may be a password
+	if err != nil { // whose text would show a possible password
 		return invalid("volume attribute %s is no address: %s", attribute, want)
 	}
 	switch {

@@ -2,8 +2,8 @@
 // a daemon. It does no I/O.
 //
 // A [Spec] decides which bytes are seen, how, and with whose rights. Two requests with equal specs share one daemon, so
-// everything that makes a difference must be in it, and nothing else may be. [Parse] makes it, and refuses what it
-// does not know: an attribute that is ignored is a typing error that nobody finds.
+// everything that makes a difference must be in it, and nothing else may be. [Parse] makes it, and refuses unknown
+// attributes: an attribute that is ignored is a typing error that nobody finds.
 package volume
 
 import (

@@ -43,7 +43,7 @@ func (m *Many) Index(ctx context.Context, source string) (*layout.Volume, error)
 	return v, nil
 }
 
-// Problems are those of all listings and indexes: what was left out of them.
+// Problems are those of all listings and indexes: the objects that they left out.
 func (m *Many) Problems() (all []layout.Problem) {
 	for _, d := range m.opened {
 		all = append(all, d.Listing.Problems...)

@@ -12,13 +12,13 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// Selections are the documents that views of a mount are made of beside the whole sets. They are a [handover.State]: what was read once
-// stays, whatever becomes of the files.
+// Selections are the documents that views of a mount are made of beside the whole sets. They are a [handover.State]: a list that was
+// read once stays, even if its file goes.
 type Selections struct{ List []layout.Selection }
 
 var _ handover.State = (*Selections)(nil)
 
-// Read reads the files of words NAME=FILE. An error is a [cli.Mistake] where a word, or what a file says, makes no sense.
+// Read reads the files of words NAME=FILE. An error is a [cli.Mistake] where a word, or a line of a file, makes no sense.
 func (s *Selections) Read(given []string) error {
 	for _, g := range given {
 		name, file, ok := strings.Cut(g, "=")

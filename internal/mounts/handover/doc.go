@@ -25,7 +25,7 @@
 //	                       is started at once, and waits for its turn
 //	PREPARED=1             it has read the state, can adopt it, and waits
 //	FAILED=text            it cannot
-//	READY=1                it answers the kernel
+//	READY=1                it has the mount; the second time: it answers the kernel
 //	NEWS=1                 (descriptor: a pipe) for spares, which hear there of keepers that follow this one; passed on to a spare that is there already
 //	SENTINEL=tid           the thread that ends first when it is killed
 //	RETIRE=1               (descriptor) another keeper relieves this one
@@ -44,7 +44,8 @@
 //	FDNAME=x               (descriptor) kept since, or with FDSTOREREMOVE=1 forgotten; before ADOPT
 //	ADOPT=crash|upgrade DIED=n   nobody else serves; n is CLOCK_MONOTONIC at the end of the daemon before, in ns
 //
-// systemd gives descriptors at the start (LISTEN_FDS), and the next daemon adopts at once.
+// systemd gives descriptors at the start (LISTEN_FDS), and the next daemon adopts at once. One that cannot leaves a count of such daemons in the store; the third
+// takes all descriptors back.
 //
 // # The state
 //
@@ -60,6 +61,7 @@
 // requests again with the top bit of their number set ([Resent]), and the same number otherwise: that is how an open whose answer
 // was lost is told from a second one.
 //
-// A holder that gets no daemon to start, three times or for 30 s, aborts the connection: readers get errors, and never hang. So it does
-// where a hundred daemons in a row crash within a second.
+// A holder that gets no daemon to serve, three times or for 30 s, aborts the connection: readers get errors, and never hang. So it does
+// where a hundred daemons in a row crash within a second, or are killed before they serve. A daemon serves once it has said READY a second
+// time: the first says that it has the mount, which it may still fail to load.
 package handover

@@ -92,8 +92,9 @@ type keeper struct {
 
 	died  int64 // when the daemon before went, CLOCK_MONOTONIC; 0 while one serves
 	how   string
-	tries int
-	short int // crashes in a row after less than shortLife
+	tries int    // starts in a row of daemons that did not come to serve, and were not killed
+	short int    // crashes in a row after less than shortLife, and kills before a daemon served
+	why   string // what a daemon said last that could not go on
 	ended bool
 	fat   bool // something was done since leaner
 	following
@@ -107,7 +108,8 @@ type daemon struct {
 	child      *exec.Cmd
 	program    int // descriptor, of one that a request has started; else 0
 	prepared   bool
-	asked      int // the connection of the request, -1 for none
+	served     bool // it answers the kernel
+	asked      int  // the connection of the request, -1 for none
 	check      bool
 	began      time.Time
 	missed     map[string]bool // names of files that were kept or forgotten since it started
@@ -230,19 +232,14 @@ func (k *keeper) hear(d *daemon) {
 		k.tellSpare()
 	case m.fields["FAILED"] != "":
 		k.answer(d, "REFUSED="+m.fields["FAILED"])
-		if k.died != 0 || d == k.spare.daemon {
-			k.say("a daemon could not go on: %s", m.fields["FAILED"])
+		if k.died != 0 || d == k.spare.daemon || !d.served {
+			k.why = m.fields["FAILED"]
+			k.say("a daemon could not go on: %s", k.why)
 		}
 	case m.fields["READY"] != "" && d == k.next:
 		k.serves(d)
 	case m.fields["READY"] != "" && d == k.now:
-		k.whole = true
-		if k.before == nil && k.spare.daemon == nil {
-			k.renewSpare(0)
-		}
-		if k.relieves {
-			_ = send(d.socket, say("KEEPS=1")) // a daemon that has died needs no telling
-		}
+		k.served(d)
 	case m.fields["SETTLE"] != "":
 		k.settle(d, m.fields["SETTLE"])
 	case m.fields["RETIRE"] != "" && m.fd >= 0:
@@ -276,21 +273,33 @@ func (k *keeper) forget(name string) {
 	}
 }
 
-// serves makes the next daemon the one that serves.
+// serves makes the next daemon the one that serves. It may still fail to, until it has told all it has.
 func (k *keeper) serves(d *daemon) {
 	if k.now.socket >= 0 {
 		_ = unix.Close(k.now.socket) // of a process that is dead
 	}
-	k.answer(d, "OK="+strconv.Itoa(d.pid))
 	if d.program > 0 {
-		_ = unix.Close(d.program) // START has brought another
+		_ = unix.Close(d.program) // START brings another
+		d.program = 0
 	}
 	d.began = time.Now()
-	k.now, k.next, k.died, k.tries = d, nil, 0, 0
+	k.now, k.next, k.died = d, nil, 0
 	if k.how == "upgrade" {
 		k.dropSpares() // of the program before: START brings another
 	}
 	k.spare.due = time.Time{}
+}
+
+// served notes that the daemon has told all it had, which it does once it answers the kernel.
+func (k *keeper) served(d *daemon) {
+	k.answer(d, "OK="+strconv.Itoa(d.pid))
+	d.served, k.whole, k.tries = true, true, 0
+	if k.before == nil && k.spare.daemon == nil {
+		k.renewSpare(0)
+	}
+	if k.relieves {
+		_ = send(d.socket, say("KEEPS=1")) // a daemon that has died needs no telling
+	}
 }
 
 // dies handles the end of a daemon's first thread: the others follow.
@@ -331,10 +340,31 @@ func (k *keeper) bury(d *daemon) {
 		if k.how = "crash"; k.next != nil {
 			k.how = "upgrade"
 		}
-		if k.short++; time.Since(d.began) > shortLife {
-			k.short = 0
-		}
+		k.count(d)
 	}
+}
+
+// count counts the end of a daemon that had the mount. One that ended by itself before it served is a start that failed, however long it took. One that was
+// killed then is not: that is no fault of its own.
+func (k *keeper) count(d *daemon) {
+	switch {
+	case d.served && time.Since(d.began) > shortLife:
+		k.short = 0
+	case d.served:
+		k.short++
+	case killed(d.child):
+		k.tries, k.short = max(0, k.tries-1), k.short+1
+	}
+	k.answer(d, "REFUSED=it died before it served the mount: see its log")
+}
+
+// killed tells whether somebody has killed a process, or the kernel for want of memory.
+func killed(child *exec.Cmd) bool {
+	if child == nil || child.ProcessState == nil {
+		return false
+	}
+	status, ok := child.ProcessState.Sys().(syscall.WaitStatus)
+	return ok && status.Signaled() && status.Signal() == syscall.SIGKILL
 }
 
 // decide does what follows from what has happened.
@@ -435,5 +465,9 @@ func (k *keeper) abort() error {
 			_ = os.WriteFile("/sys/fs/fuse/connections/"+number+"/abort", []byte("1"), 0) // else the end of this process does it
 		}
 	}
-	return fmt.Errorf("the mount is given up: no daemon went on with it, in %d attempts and %v", k.tries, time.Duration(now()-k.died).Round(time.Millisecond))
+	why := k.why
+	if why == "" {
+		why = "their log has more"
+	}
+	return fmt.Errorf("the mount is given up: no daemon went on with it, in %d attempts and after %d short lives: %s", k.tries, k.short, why)
 }

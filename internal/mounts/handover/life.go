@@ -201,6 +201,9 @@ func (l *Life) Begin(ctx context.Context, log *slog.Logger, states ...State) err
 			return err
 		}
 	}
+	if l.Has(keptFailures) {
+		l.Drop(keptFailures)
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	death := l.death.Load()

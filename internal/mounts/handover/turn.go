@@ -154,9 +154,39 @@ func (l *Life) Goes() {
 	}
 }
 
-// Failed tells the holder why there is no next daemon.
-func (l *Life) Failed(err error) {
-	if l != nil && l.socket >= 0 {
+// keptFailures has a byte for each daemon in a row that could not go on.
+const keptFailures = "failures"
+
+// Failed tells the holder why there is no next daemon. systemd counts starts by time alone, and would start daemons that fail slowly without end. So the third
+// that fails in a row gives the mount up: the error says so, too.
+func (l *Life) Failed(err error) error {
+	switch {
+	case l == nil:
+	case l.socket >= 0:
 		_ = send(l.socket, say("FAILED="+strings.ReplaceAll(err.Error(), "\n", "; "))) // the holder sees the end, too
+	case l.notify != "" && l.adopts:
+		return l.failedAgain(err)
 	}
+	return err
+}
+
+func (l *Life) failedAgain(err error) error {
+	f, size := l.Took(keptFailures), int64(0)
+	if f == nil {
+		var none error
+		if f, none = NewMemory(keptFailures); none != nil {
+			return errors.Join(err, none)
+		}
+	}
+	defer func() { _ = f.Close() }() // systemd has its own
+	if info, none := f.Stat(); none == nil {
+		size = info.Size() + 1
+	}
+	if size < triesMax {
+		return errors.Join(err, f.Truncate(size), l.Keep(keptFailures, f))
+	}
+	for _, name := range l.Names() {
+		l.Drop(name) // the connection ends with this process
+	}
+	return fmt.Errorf("the mount is given up: no daemon went on with it, in %d attempts: %w", size, err)
 }

@@ -31,7 +31,7 @@ type Namespace struct {
 	Hits         uint64    `json:"hits"`
 	Misses       uint64    `json:"misses"`
 	Stored       uint64    `json:"stored"`
-	Exists       uint64    `json:"exists"`  // reservations of what was there, or on its way
+	Exists       uint64    `json:"exists"`  // reservations of blocks that were there, or on their way
 	Refused      uint64    `json:"refused"` // reservations without room
 	Pins         uint64    `json:"pins"`    // now
 	Reservations uint64    `json:"reservations"`

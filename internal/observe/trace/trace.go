@@ -41,7 +41,7 @@ func (t *Tracer) Start(ctx context.Context, name string) (context.Context, *Span
 	return t.start(ctx, name)
 }
 
-// Root begins a trace, whatever is in ctx.
+// Root begins a trace, and ignores one in ctx.
 func (t *Tracer) Root(ctx context.Context, name string) (context.Context, *Span) {
 	return t.start(ctx, name, trace.WithNewRoot())
 }

@@ -78,5 +78,5 @@ type FileError struct {
 
 func (e *FileError) Error() string { return "read " + e.Name + ": " + e.Err.Error() }
 
-// Unwrap returns what is wrong.
+// Unwrap returns the cause.
 func (e *FileError) Unwrap() error { return e.Err }

@@ -140,7 +140,7 @@ func (w *columnWriter) value(v parquet.Value) error {
 	return nil
 }
 
-// endRow closes the row that was read, if there is one, and yields what is enough for a block.
+// endRow closes the row that was read, if there is one, and yields the rows if they are enough for a block.
 func (w *columnWriter) endRow() error {
 	if w.rows <= w.skip {
 		w.first = w.rows

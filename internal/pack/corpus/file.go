@@ -31,7 +31,7 @@ type content interface {
 	close() error
 }
 
-// versionOf is the version of a local file: what changes when somebody writes it.
+// versionOf is the version of a local file, which changes when somebody writes it.
 func versionOf(info os.FileInfo) string {
 	return fmt.Sprintf("%d-%s", info.Size(), info.ModTime().UTC().Format(time.RFC3339Nano))
 }
@@ -70,8 +70,8 @@ func (c *localContent) check() error {
 
 func (c *localContent) close() error { return c.Close() }
 
-// remoteContent is an object of an origin, which compares versions with every answer. It reads ahead of whoever reads
-// it in order.
+// remoteContent is an object of an origin, which compares versions with every answer. It reads ahead of a reader in
+// order.
 type remoteContent struct {
 	ctx    context.Context
 	object *layout.Object

@@ -16,7 +16,7 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// Options say what is read of the sources.
+// Options select the files of the sources that are read.
 type Options struct {
 	From    string   // auto, text or jsonl; the last two say how text is read
 	Key     string   // the key or column of the text; default "text"
@@ -91,8 +91,8 @@ func (c *Corpus) add(f File) {
 	c.Total += f.Size
 }
 
-// addGlob adds what a pattern matches, in the order of names: a shell may have left it to us, because no file matched
-// there, or because it was quoted.
+// addGlob adds the files that a pattern matches, in the order of names. A shell may have left it to us, because no
+// file matched there, or because it was quoted.
 func (c *Corpus) addGlob(ctx context.Context, pattern string) error {
 	names, err := filepath.Glob(pattern)
 	if err != nil {

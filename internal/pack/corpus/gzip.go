@@ -50,7 +50,7 @@ func (h *headerReader) next() byte {
 
 func (h *headerReader) number() int { low := int(h.next()); return low | int(h.next())<<8 }
 
-// header reads a member's header, and begins with what it holds.
+// header reads a member's header, and begins with its contents.
 func (g *gzipReader) header() error {
 	h := &headerReader{in: g.in, crc: crc32.NewIEEE()}
 	var head [10]byte

@@ -18,7 +18,7 @@ const (
 	asArrow
 )
 
-// sniffBytes is how much of a file's start says what it is.
+// sniffBytes of a file's start identify its format.
 const sniffBytes = 64 << 10
 
 // foreign is the start of files that hold no text, or none that can be told from the rest.
@@ -28,8 +28,8 @@ type foreign struct {
 	name  string // after "it is"
 }
 
-// foreigners are what datasets' directories have beside text. The list serves for names: what is none of them and has
-// bytes that no text has is refused as well.
+// foreigners are files that datasets' directories have beside text. The list serves for names: files of none of these
+// formats with bytes that no text has are refused as well.
 func foreigners() []foreign {
 	return []foreign{
 		{0, "%PDF-", "a PDF document: extract its text first"},
@@ -134,7 +134,8 @@ func isArrow(head []byte) bool {
 		len(head) >= 12 && bytes.HasPrefix(head, []byte("\xff\xff\xff\xff")) && head[7] == 0 && !bytes.HasPrefix(head[4:], []byte("\xff\xff"))
 }
 
-// byteOrderMark is what some writers put before UTF-8. It is no part of JSON (RFC 8259, section 8.1, lets readers skip it).
+// byteOrderMark is a mark that some writers put before UTF-8. It is no part of JSON (RFC 8259, section 8.1, lets readers
+// skip it).
 const byteOrderMark = "\xef\xbb\xbf"
 
 // kindOfText tells JSON from text by the first line. A name that says JSON Lines is believed.

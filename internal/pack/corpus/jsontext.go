@@ -36,7 +36,7 @@ func textOf(line []byte, key string) (text []byte, repaired bool, err error) {
 	return slowTextOf(line, key)
 }
 
-// slowTextOf takes what textOf's scanner does not: every mistake, and what is rare.
+// slowTextOf takes the values that textOf's scanner does not: every mistake, and rare forms.
 func slowTextOf(line []byte, key string) (text []byte, repaired bool, err error) {
 	var object map[string]json.RawMessage
 	if err := json.Unmarshal(line, &object); err != nil {

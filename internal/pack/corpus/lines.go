@@ -28,7 +28,7 @@ func (r *reader) lines(ctx context.Context, in io.Reader, from Position, end int
 				cut, more = int(max(end-1-from.At, 0))+last+1, false
 			}
 		}
-		next = append(r.buffer(), raw[cut:]...) // whoever parses the block gives its memory to others
+		next = append(r.buffer(), raw[cut:]...) // the parser of the block gives its memory to others
 		b := r.block(raw[:cut])
 		b.limit = r.corpus.limit
 		b.first = from

@@ -24,7 +24,7 @@ type reader struct {
 	stream *stream // nil for columnar files, which are read out of order
 	used   int64   // of a columnar file
 	yield  func(*Block) error
-	passed error // what yield gave
+	passed error // the error of yield
 }
 
 // Read yields the blocks of a span, from a position in it on. The zero At and Item begin at its start. yield's error
@@ -56,7 +56,7 @@ func (r *reader) open(ctx context.Context, from Position) error {
 	return errors.Join(err, f.close())
 }
 
-// read finds what the file is, and reads it as that.
+// read identifies the file, and reads it so.
 func (r *reader) read(ctx context.Context, f content, from Position) error {
 	head := make([]byte, min(sniffBytes, r.file.Size))
 	if n, err := f.ReadAt(head, 0); n < len(head) {
@@ -86,7 +86,7 @@ func (r *reader) read(ctx context.Context, f content, from Position) error {
 			return r.leaveOut("it is a compressed Parquet or Arrow file: decompress it first")
 		}
 	}
-	if len(head) == 0 { // what was compressed is empty
+	if len(head) == 0 { // the decompressed file is empty
 		return r.emit(&Block{Next: r.over(), parse: func(yield func(Document) error) error { return yield(Document{}) }})
 	}
 	if why := refusal(head, r.file.named || r.corpus.lenient()); why != "" {
@@ -124,7 +124,7 @@ func readHead(in *stream) ([]byte, error) {
 	head := make([]byte, sniffBytes)
 	n, err := io.ReadFull(in, head)
 	if n > 0 || errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
-		err = nil // a stream says again what is wrong with it
+		err = nil // a stream repeats its error
 	}
 	return head[:n], err
 }
@@ -146,7 +146,7 @@ func (r *reader) plainLines(ctx context.Context, f content, from Position) error
 		return err
 	}
 	r.stream, r.used = s, from.At
-	s.format, s.r = "", s.buf // whatever the line begins with
+	s.format, s.r = "", s.buf // the beginning of the line does not matter
 	return r.lines(ctx, s, from, r.span.To)
 }
 

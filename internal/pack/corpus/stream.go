@@ -35,7 +35,7 @@ type stream struct {
 	err    error         // of the last read; it is given again
 }
 
-// fileCounter counts what was read of a file, and keeps the file's own error apart from a decompressor's.
+// fileCounter counts the bytes read of a file, and keeps the file's own error apart from a decompressor's.
 type fileCounter struct {
 	r     io.Reader
 	n     int64
@@ -158,7 +158,7 @@ func (s *stream) close() {
 	}
 }
 
-// compression returns what a name says that a file is: gzip, zstd, bzip2, xz or nothing.
+// compression returns the compression that a name tells: gzip, zstd, bzip2, xz or nothing.
 func compression(name string) string {
 	switch strings.ToLower(path.Ext(name)) {
 	case ".gz":

@@ -35,8 +35,8 @@ func ending() side {
 	}}
 }
 
-// findBoundary looks for the token at one side of a text: what the files beside a tokenizer.json call bos_token or eos_token, then
-// bos_token_id or eos_token_id, and at last the one of the usual names that is an added token.
+// findBoundary looks for the token at one side of a text. The files beside a tokenizer.json call it bos_token or eos_token, then
+// bos_token_id or eos_token_id. At last it takes the one of the usual names that is an added token.
 func findBoundary(of side, dir string, vocab map[string]uint32, added []hfAdded) boundary {
 	for _, name := range []string{"tokenizer_config.json", "special_tokens_map.json"} {
 		var config map[string]json.RawMessage

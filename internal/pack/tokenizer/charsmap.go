@@ -8,14 +8,14 @@ import (
 	"unicode/utf8"
 )
 
-// charsmap is a normalizer of sentencepiece models: a double-array trie of byte strings, and what replaces each.
+// charsmap is a normalizer of sentencepiece models: a double-array trie of byte strings, and the replacement of each.
 // The tokenizers package (normalizers/precompiled.rs, spm_precompiled 0.1) asks it for grapheme clusters of up to five
 // bytes, and for runes where the cluster is longer or not in it. It takes the shortest prefix that is in it.
 type charsmap struct {
 	units    []uint32
 	blob     []byte
 	clusters *graphemes
-	ascii    [utf8.RuneSelf][]byte // what replaces a byte that is a cluster, nil for itself
+	ascii    [utf8.RuneSelf][]byte // the replacement of a byte that is a cluster, nil for itself
 }
 
 // newCharsmap reads precompiled_charsmap: the trie's size in bytes, the trie, and texts that end with a zero.
@@ -51,7 +51,7 @@ func newCharsmap(raw []byte) (*charsmap, error) {
 // trieOffset is where the children of a unit lie, relative to it.
 func trieOffset(unit uint32) uint32 { return unit >> 10 << (unit & (1 << 9) >> 6) }
 
-// lookup returns what replaces the shortest prefix of key that is in c.
+// lookup returns the replacement of the shortest prefix of key that is in c.
 func (c *charsmap) lookup(key []byte) ([]byte, bool) {
 	at := trieOffset(c.units[0])
 	for _, b := range key {

@@ -15,11 +15,11 @@ type cuts struct {
 }
 
 // LastCut returns the last place where text can be cut into parts that give the same tokens apart as together, or 0.
-// Whatever follows text, the place stays one. Append is told that the second part continues the document.
+// The place stays one before any further text. Append is told that the second part continues the document.
 //
 // The place is before a white space that follows a letter, or between a lone line end and the next line. No pattern that
-// models ship joins these two or looks over them, so every one of them splits there whatever comes before and after.
-// A tokenizer.json for which that is not known has no such place.
+// models ship joins these two or looks over them, so every one of them splits there in any context. A tokenizer.json for
+// which that is not known has no such place.
 func (t *Tokenizer) LastCut(text []byte) int {
 	if !t.cuts.letterSpace {
 		return 0

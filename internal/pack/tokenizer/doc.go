@@ -13,6 +13,6 @@
 // Unigram (unigram.go). A document is tokenized without special tokens: none is added, and their names are text.
 //
 // Pitfalls: "the same tokens" depends on versions of Unicode. The packages split by Unicode 16.0, find grapheme clusters by
-// 17.0 and normalize by 9.0, so this package has tables beside Go's. What a file asks that is not done exactly is refused
-// when it is opened. Files are untrusted: their sizes, and the work for a byte of text, are bounded.
+// 17.0 and normalize by 9.0, so this package has tables beside Go's. A tokenizer file that asks for inexact steps is
+// refused when it is opened. Files are untrusted: their sizes, and the work for a byte of text, are bounded.
 package tokenizer

@@ -73,7 +73,7 @@ func (v vocabulary) open() (*Tokenizer, error) {
 	return t, nil
 }
 
-// rankTokenizer returns a tokenizer that does what tiktoken does.
+// rankTokenizer returns a tokenizer with tiktoken's behaviour.
 func rankTokenizer(name string, r ranks, split splitter) *Tokenizer {
 	return &Tokenizer{
 		name: name, model: model{ranks: r}, splits: newSplits(split), stages: []stage{{next: split}},

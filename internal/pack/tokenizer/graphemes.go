@@ -2,7 +2,7 @@ package tokenizer
 
 import "unicode/utf8"
 
-// graphemeKind is what the rules for the borders of grapheme clusters (UAX #29) know of a rune.
+// graphemeKind is a rune's part in the rules for the borders of grapheme clusters (UAX #29).
 type graphemeKind uint8
 
 const (

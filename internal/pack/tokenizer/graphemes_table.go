@@ -1,8 +1,8 @@
 package tokenizer
 
-// graphemeRanges returns Grapheme_Cluster_Break, with Extended_Pictographic and the consonants of InCB, of Unicode 17.0:
-// what unicode-segmentation 1.13 has, which the tokenizers package uses. The runes are in order. Hangul syllables are
-// not among them.
+// graphemeRanges returns Grapheme_Cluster_Break, with Extended_Pictographic and the consonants of InCB, of Unicode 17.0.
+// unicode-segmentation 1.13, which the tokenizers package uses, has the same. The runes are in order. Hangul syllables
+// are not among them.
 func graphemeRanges() []graphemeRange { //nolint:funlen // it is a table
 	return []graphemeRange{
 		{0x0, 0x9, kindControl}, {0xa, 0xa, kindLF}, {0xb, 0xc, kindControl}, {0xd, 0xd, kindCR},

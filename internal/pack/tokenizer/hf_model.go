@@ -188,7 +188,7 @@ func (l *hfLoader) setUnits(b *merges) {
 	}
 }
 
-// wholeTokens returns the vocabulary by what pieces are: bytes or text.
+// wholeTokens returns the vocabulary by the kind of pieces: bytes or text.
 func (l *hfLoader) wholeTokens() map[string]uint32 {
 	if !l.byteWise {
 		return l.modelVocab()

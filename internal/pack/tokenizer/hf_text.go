@@ -15,7 +15,7 @@ const maxParts = 16
 // spaceRuns is the one regular expression that models ship in a Replace.
 const spaceRuns = " {2,}"
 
-// loadNormalizer reads what is done to a text before it is split.
+// loadNormalizer reads the changes to a text before it is split.
 func (l *hfLoader) loadNormalizer(f huggingFace) error {
 	if isNull(f.Normalizer) {
 		return nil
@@ -247,7 +247,7 @@ func (l *hfLoader) parseSplit(raw json.RawMessage) (stage, error) {
 	}
 	s, err := f.Pattern.stage()
 	s.behavior, s.invert = how, f.Invert
-	if how != isolated && how != removed { // what is merged may lie over any place
+	if how != isolated && how != removed { // merged text may lie over any place
 		s.gaps = nil
 	}
 	if s.next != nil && how != isolated && (how != removed || !f.Invert) { // its matches leave no gap

@@ -7,7 +7,8 @@ import (
 	"slices"
 )
 
-// huggingFace is a tokenizer.json: what of it this program reads. Decoders are for tokens that become text.
+// huggingFace is the part of a tokenizer.json that this program reads. Decoders are for tokens that become
+// text.
 type huggingFace struct {
 	Truncation  json.RawMessage `json:"truncation"`
 	Padding     json.RawMessage `json:"padding"`
@@ -125,7 +126,7 @@ func (l *hfLoader) loadAdded(f huggingFace) error {
 	return nil
 }
 
-// normalForm returns what the normalizer makes of the text of an added token, or nothing where that takes too long.
+// normalForm returns the normal form of the text of an added token, or nothing where that takes too long.
 func (l *hfLoader) normalForm(content string) string {
 	steps := 1 << 20
 	text := []byte(content)
@@ -155,7 +156,7 @@ func decode(raw json.RawMessage, to any, keys ...string) error {
 	return sameKeys(raw, keys...)
 }
 
-// sameKeys reports whether raw has only the keys that are known, besides its type. What is not known may matter.
+// sameKeys reports whether raw has only the keys that are known, besides its type. Unknown parts may matter.
 func sameKeys(raw json.RawMessage, names ...string) error {
 	var keys map[string]json.RawMessage
 	if err := json.Unmarshal(raw, &keys); err != nil {

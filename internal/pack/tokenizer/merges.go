@@ -5,8 +5,8 @@ import (
 	"unicode/utf8"
 )
 
-// merges is byte-pair encoding as the tokenizers package does it (models/bpe): units get tokens, and pairs of tokens are
-// merged by a list, whatever bytes they stand for.
+// merges is byte-pair encoding as the tokenizers package does it (models/bpe). Units get tokens, and pairs of tokens are
+// merged by a list, regardless of their bytes.
 type merges struct {
 	pairs    pairTable
 	whole    map[string]uint32 // tokens that a piece may be without merging, nil for none
@@ -32,7 +32,7 @@ func (m *merges) unit(r rune) uint32 {
 	return none
 }
 
-// pairTable maps pairs of tokens to what they merge to: open addressing, at most half full.
+// pairTable maps pairs of tokens to their merged token: open addressing, at most half full.
 type pairTable struct {
 	keys   []uint64 // emptyPair where there is none
 	values []pairMerge

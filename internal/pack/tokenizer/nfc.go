@@ -39,7 +39,7 @@ func isSurrogate(r rune) bool { return r >= 0xd800 && r < 0xe000 }
 
 // append appends the normalized text to dst.
 func (c *composer) append(dst, text []byte) []byte {
-	from, before := 0, 0 // what is not copied yet, and where the last stable rune begins
+	from, before := 0, 0 // the text not copied yet, and where the last stable rune begins
 	for i := 0; i < len(text); {
 		if text[i] < utf8.RuneSelf {
 			before = i

@@ -16,7 +16,7 @@ import (
 // maxFile bounds a file of a tokenizer. The largest that models ship has 34 MB. 64 MiB.
 const maxFile = 64 << 20
 
-// fileNames are what a model's directory may hold, the best first.
+// fileNames are the tokenizer files of a model's directory, the best first.
 func fileNames() []string {
 	return []string{"tokenizer.json", "tekken.json", "tokenizer.model", "spiece.model"}
 }
@@ -110,7 +110,8 @@ func readBounded(path string, most int64) ([]byte, error) {
 	return raw, nil
 }
 
-// parse loads what raw is by its content. dir may hold files that say which token ends a text.
+// parse loads a tokenizer, whose kind it tells from raw's content. dir may hold files that say which token
+// ends a text.
 func parse(raw []byte, dir string) (*Tokenizer, error) {
 	trimmed := bytes.TrimSpace(raw)
 	switch {

@@ -20,7 +20,7 @@ var errSteps = errors.New("a pattern of the tokenizer takes too many steps on th
 // matchSteps bounds the steps of a text: one million, and so many for each byte.
 const matchSteps = 1000
 
-// node is a state: what is to be matched here, and what comes after it.
+// node is a state: the match here, and the state after it.
 type node struct {
 	kind     nodeKind
 	set      *runeSet

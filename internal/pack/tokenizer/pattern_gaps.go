@@ -2,9 +2,9 @@ package tokenizer
 
 import "slices"
 
-// gaps says what p does at a blank that follows a letter. Where no state that takes a letter has one that takes a blank after
-// it, or looks ahead, no match lies over that place, and none depends on what comes after it. Where an alternative takes
-// just blanks, a match begins there.
+// gaps tells how p behaves at a blank that follows a letter. Let no state that takes a letter have one that takes a blank
+// after it, or look ahead. Then no match lies over that place, and none depends on the text after it. Where an alternative
+// takes just blanks, a match begins there.
 func (p *pattern) gaps() *gaps {
 	g := gapFinder{table: categories(), names: categoryNames(), seen: map[*node]bool{}, known: map[*node]bool{}}
 	if !g.apart(p.start) {

@@ -10,7 +10,8 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// pieceType is what a piece of a sentencepiece model is (google/sentencepiece, src/sentencepiece_model.proto).
+// pieceType is the type of a piece of a sentencepiece model (google/sentencepiece,
+// src/sentencepiece_model.proto).
 type pieceType uint64
 
 const (
@@ -29,7 +30,8 @@ type sentencePiece struct {
 	kind  pieceType
 }
 
-// sentenceModel is what of a sentencepiece model decides about tokens. The rest is about its training, and about tokens that become text.
+// sentenceModel is the part of a sentencepiece model that decides about tokens. The rest is about its training, and about tokens that
+// become text.
 type sentenceModel struct {
 	pieces   []sentencePiece
 	model    uint64 // 1 Unigram, 2 BPE, 3 words, 4 characters
@@ -78,7 +80,7 @@ func eachField(raw []byte, each func(id protowire.Number, text []byte, number ui
 	return nil
 }
 
-// readSentenceModel reads the messages of a model. What is left out has the value that the format gives it.
+// readSentenceModel reads the messages of a model. Missing fields have the value that the format gives them.
 func readSentenceModel(raw []byte) (*sentenceModel, error) {
 	m := &sentenceModel{model: 1, bos: "<s>", eos: "</s>", prefix: true, extra: true, escape: true}
 	total := 0
@@ -149,7 +151,7 @@ func (m *sentenceModel) readNormalizer(raw []byte) error {
 	})
 }
 
-// check refuses what is not read as the package reads it.
+// check refuses models that are not read as the package reads them.
 func (m *sentenceModel) check() error {
 	switch {
 	case len(m.pieces) == 0:
@@ -275,7 +277,7 @@ func (l *hfLoader) loadSentenceMerges(m *sentenceModel, unk uint32, bytes *[256]
 	var pairs [][2]string
 	for i := range m.pieces { // in their order, so that the table is the same each time
 		p := &m.pieces[i]
-		if p.kind != pieceNormal { // what users define is taken before anything is merged
+		if p.kind != pieceNormal { // pieces of users are taken before anything is merged
 			continue
 		}
 		if r := l.missing(b, p.text); r >= 0 {

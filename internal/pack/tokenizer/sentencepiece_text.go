@@ -17,7 +17,7 @@ type sentenceNormalizer struct {
 
 const spaceMark = "\u2581"
 
-// next returns what the start of text becomes, and how much of it that is.
+// next returns the normal form of the start of text, and the length of that start.
 func (n *sentenceNormalizer) next(text []byte) (to []byte, size int) {
 	if n.defined != nil && n.defined.starts[text[0]] {
 		if t := n.defined.match(text, 0); t != nil {
@@ -86,7 +86,7 @@ func (c *charsmap) child(node uint32, b byte) (next uint32, unit uint32, ok bool
 	return at ^ trieOffset(unit), unit, unit&(1<<31|0xff) == uint32(b)
 }
 
-// longest returns what replaces the longest prefix of key that is in c, and its length, or 0.
+// longest returns the replacement of the longest prefix of key that is in c, and its length, or 0.
 func (c *charsmap) longest(key []byte) (to []byte, n int) {
 	node := trieOffset(c.units[0])
 	value := int64(-1)
@@ -255,8 +255,8 @@ func nearer(best []sentencePath) {
 	}
 }
 
-// tokens appends the tokens of the best way. unknown says that the last token before was for what the model does not know: such ones
-// in a row are one, unless they become bytes.
+// tokens appends the tokens of the best way. unknown says that the last token stood for text that the model does not know. Such
+// tokens in a row are one, unless they become bytes.
 func (u *sentenceEncoder) tokens(dst []uint32, text []byte, unknown bool) ([]uint32, bool) {
 	best := u.best[:len(text)+1]
 	for end, from := int32(len(text)), best[len(text)].from; end > 0; { // turn the way round: from is where the next token ends then

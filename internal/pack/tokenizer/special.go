@@ -13,13 +13,13 @@ func (t *Tokenizer) BOS() (uint32, error) { return t.bos.token, t.bos.err }
 // EOT returns the token that ends a document, or an error that says why there is none.
 func (t *Tokenizer) EOT() (uint32, error) { return t.eot.token, t.eot.err }
 
-// Around returns what the tokenizers package adds before and after one text with add_special_tokens, which a tokenizer.json calls its
-// post_processor. The error says why that is not known.
+// Around returns the tokens that the tokenizers package adds before and after one text with add_special_tokens, which a
+// tokenizer.json calls its post_processor. The error says why that is not known.
 func (t *Tokenizer) Around() (before, after []uint32, err error) {
 	return t.around.before, t.around.after, t.around.err
 }
 
-// around is what goes before and after a text, or why that is not known.
+// around is the tokens before and after a text, or the reason why they are not known.
 type around struct {
 	before, after []uint32
 	err           error
@@ -69,7 +69,7 @@ type postProcessor struct {
 // errAround is why a post_processor is not known.
 var errAround = errors.New("the post_processor of the tokenizer.json is of no known kind: say with --bos and --eot what goes around a document")
 
-// parseAround reads a post_processor: what it does to one text.
+// parseAround reads the effect of a post_processor on one text.
 func parseAround(raw json.RawMessage, depth int) (a around) {
 	if isNull(raw) {
 		return around{}

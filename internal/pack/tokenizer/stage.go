@@ -14,18 +14,18 @@ type stage struct {
 	next     splitter // a known pattern, which leaves no gap; else
 	find     finder   // nil for none
 	behavior behavior
-	invert   bool // what find finds is what lies between matches
+	invert   bool // find finds the stretches between matches
 	gaps     *gaps
 }
 
-// gaps is what is known of find's matches before a blank that follows a letter: none lies over that place or depends on what
-// comes after it, if letterSpace is set; and one begins there, or ends, if splits is.
+// gaps is the knowledge of find's matches before a blank that follows a letter. If letterSpace is set, none lies over that
+// place or depends on the text after it. If splits is set, one begins or ends there.
 type gaps struct{ letterSpace, splits bool }
 
 // finder returns the first match at text[i] or after it, which is not empty; start is len(text) where there is none.
 type finder func(text []byte, i int, steps *int) (start, end int)
 
-// behavior is what becomes of matches: SplitDelimiterBehavior of the tokenizers package.
+// behavior is the treatment of matches: SplitDelimiterBehavior of the tokenizers package.
 type behavior uint8
 
 const (
@@ -78,15 +78,15 @@ func (e *Encoder) prefixed(level int, prefix string, text []byte) []byte {
 	return e.scratch[level]
 }
 
-// segment is a match or what lies between two.
+// segment is a match or the text between two.
 type segment struct {
 	start, end int
 	match      bool
 }
 
-// matches gives matches, and what lies between them, to the next stage.
+// matches gives matches, and the text between them, to the next stage.
 func (s *stage) matches(e *Encoder, level int, text []byte, head bool) {
-	var held segment // what the next segment may be merged with
+	var held segment // the segment that the next one may be merged with
 	give := func(x segment) {
 		if x.end > x.start {
 			e.split(level+1, text[x.start:x.end], head && x.start == 0)

@@ -11,7 +11,7 @@ import (
 	"strconv"
 )
 
-// rankFile is what a list of ranks does not say of itself.
+// rankFile is the knowledge that a list of ranks lacks of itself.
 type rankFile struct {
 	sum   string // SHA-256 of the file
 	split splitter

@@ -12,7 +12,7 @@ type Tokenizer struct {
 	ids      func(token string) (uint32, bool)
 
 	lists      [2][]addedToken // of tokens that are found in the text as it is, and in normalized text
-	added      [2]*addedTokens // what finds them; nil for none
+	added      [2]*addedTokens // their finders; nil for none
 	normalizer []normalizer
 	stages     []stage
 	splits     *splits // for known patterns
@@ -63,7 +63,7 @@ type Encoder struct {
 	unigram  unigramEncoder
 	sentence sentenceEncoder
 	cache    map[string][]uint32
-	kept     []uint32 // what cache's values are cut from
+	kept     []uint32 // the values of cache are cut from it
 
 	dst       []uint32
 	err       error
@@ -86,8 +86,8 @@ func (t *Tokenizer) NewEncoder() *Encoder {
 // goes on with a document whose parts before it ended where LastCut said.
 //
 // The tokens of embedded vocabularies and rank files are those of OpenAI's tiktoken (encode_ordinary). Those of a
-// tokenizer.json are the tokenizers package's, with encode_special_tokens and without add_special_tokens: what looks like
-// a special token is ordinary text, and none is added. [Tokenizer.WithSpecialText] changes the first. Those of a
+// tokenizer.json are the tokenizers package's, with encode_special_tokens and without add_special_tokens. Text that looks
+// like a special token is ordinary text, and none is added. [Tokenizer.WithSpecialText] changes the first. Those of a
 // sentencepiece model are the ones of that package's encode.
 func (e *Encoder) Append(dst []uint32, text []byte, continued bool) (tokens []uint32, repaired bool, err error) {
 	if !utf8.Valid(text) {
@@ -110,8 +110,8 @@ func (e *Encoder) Append(dst []uint32, text []byte, continued bool) (tokens []ui
 	return tokens, repaired, nil
 }
 
-// take takes added tokens out of text, and gives what lies around them to rest. head says that text is at the start of
-// what Append was given.
+// take takes added tokens out of text, and gives the text around them to rest. head says that text is at the start of
+// Append's argument.
 func (e *Encoder) take(tokens *addedTokens, text []byte, head bool, rest func(text []byte, head bool)) {
 	if tokens == nil {
 		rest(text, head)
@@ -216,8 +216,8 @@ func (e *Encoder) remember(piece []byte, tokens []uint32) {
 	e.cache[string(piece)] = e.kept[n:len(e.kept):len(e.kept)]
 }
 
-// repairUTF8 appends text to dst, with U+FFFD in the place of what is no UTF-8: one for each longest start of a rune, as
-// Unicode 3.9 says and Rust and Python do.
+// repairUTF8 appends text to dst, with U+FFFD in the place of bytes that are no UTF-8. There is one for each longest
+// start of a rune, as Unicode 3.9 says and Rust and Python do.
 func repairUTF8(dst, text []byte) []byte {
 	for i := 0; i < len(text); {
 		r, n := utf8.DecodeRune(text[i:])

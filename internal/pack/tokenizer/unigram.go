@@ -47,7 +47,7 @@ func newUnigramTrie(tokens []string, ids map[string]uint32) unigramTrie {
 	return t
 }
 
-// unknownPenalty is what an unknown rune scores below the worst token.
+// unknownPenalty is the distance of an unknown rune's score below the worst token's.
 const unknownPenalty = 10
 
 // unigramEncoder finds the best tokens of pieces. One goroutine uses it.

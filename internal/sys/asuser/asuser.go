@@ -1,16 +1,16 @@
-// Package asuser lets the kernel decide what a user may do: a daemon of root does an operation with that user's rights, on one
-// thread.
+// Package asuser lets the kernel decide about a user's rights: a daemon of root does an operation with that user's rights, on
+// one thread.
 //
 //	err := asuser.Do(asuser.User{UID: 1000, GID: 1000, Groups: groups}, func() error {
 //		return root.Mkdir("step-7", 0o777) // the kernel checks the user's rights, and the directory is theirs
 //	})
 //
-// The thread has the user's fsuid, fsgid and supplementary groups. The kernel takes the capabilities of files from it with the fsuid,
-// and Do takes CAP_SYS_RESOURCE, too: whoever has that passes quotas and the blocks that a filesystem reserves.
+// The thread has the user's fsuid, fsgid and supplementary groups. The kernel takes the capabilities of files from it with the fsuid.
+// Do takes CAP_SYS_RESOURCE, too, since a process with it passes quotas and the blocks that a filesystem reserves.
 //
 // Pitfalls. f runs on the caller's thread, which is locked meanwhile: a goroutine that it starts has the daemon's rights. A user's
-// capabilities count only where [User.Capable] says so, so root of a container has what modes grant to root. A thread that does not get
-// the daemon's rights back ends the process: nothing else would keep it from doing others' work with a user's rights.
+// capabilities count only where [User.Capable] says so, so root of a container has the rights that modes grant to root. A thread that
+// does not get the daemon's rights back ends the process: nothing else would keep it from doing others' work with a user's rights.
 package asuser
 
 import (

@@ -23,7 +23,7 @@ import (
 
 const mostLinks = 40 // on the way to a directory, as in the kernel
 
-// Error says why something is not trusted, and what to do about it.
+// Error says why something is not trusted, and names the remedy.
 type Error struct{ why string }
 
 func (e *Error) Error() string { return e.why }

@@ -5,10 +5,10 @@
 //	err = f.WriteAt(p, at)
 //	why := f.Buffered()                 // why the page cache is used; empty where it is not
 //
-// Memory may lie anywhere. What the device cannot reach where it lies, goes through a buffer.
+// Memory may lie anywhere. Bytes that the device cannot reach at their place go through a buffer.
 //
-// Pitfalls. A write goes on with zeros up to the next multiple of Align, which must be the slot's. What the page cache has of a file that others write
-// through it comes to the disk first, which costs them their cache.
+// Pitfalls. A write goes on with zeros up to the next multiple of Align, which must be the slot's. Pages that others wrote through the page cache come
+// to the disk first, which costs them their cache.
 package uncached
 
 import (
@@ -25,7 +25,7 @@ import (
 // Align divides the places of slots, and all offsets of ReadAt and WriteAt.
 const Align = 4096
 
-// Chunk is what goes through a buffer at a time.
+// Chunk is the part that goes through a buffer at a time.
 const Chunk = 1 << 20
 
 // File is an open file. Its methods may be called at once.
@@ -98,7 +98,7 @@ func (u *File) WriteAt(p []byte, at int64) error { return u.move(p, at, true) }
 func (u *File) move(p []byte, at int64, write bool) error {
 	if u.buffered.Load() == nil {
 		err := u.moveDirect(p, at, write)
-		if !errors.Is(err, unix.EINVAL) { // a filesystem that does not say what it wants
+		if !errors.Is(err, unix.EINVAL) { // a filesystem that does not tell its alignment
 			return err
 		}
 		u.through("its filesystem refuses O_DIRECT where it should allow it")

@@ -23,15 +23,15 @@ type Bar struct {
 	width func() int
 	now   func() time.Time
 
-	mu           sync.Mutex // guards what follows
+	mu           sync.Mutex // guards the fields below
 	done, total  int64
 	rate         float64 // a second, 0 while unknown
 	began, drawn time.Time
 	counted      int64 // of done, when it was drawn
 }
 
-// The rate is told once some time went by, and follows the work of the last seconds: what the first reads find in memory says
-// nothing of the rest.
+// The rate is told once some time went by, and follows the work of the last seconds. The first reads may be from memory, so
+// they say nothing of the rest.
 const (
 	drawTime = 200 * time.Millisecond
 	rateTime = time.Second

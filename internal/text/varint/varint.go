@@ -29,7 +29,8 @@ func (w *Writer) Time(t time.Time) {
 	w.Uint(uint64(t.Nanosecond()))
 }
 
-// Reader takes from the front of B what a Writer has appended. Where B ends too early, it sets Short, and gives zeros from then on.
+// Reader takes values from the front of B, as a Writer has appended them. Where B ends too early, it sets Short, and gives zeros
+// from then on.
 type Reader struct {
 	B     []byte
 	Short bool

@@ -124,6 +124,9 @@ func unfinishedEntry(root *os.Root, name string) Entry {
 	}
 	if by := held(root, name); by != "" {
 		e.State, e.Why = InWork, by
+		if err := allWhole(root, hidden(name, draftEnding)); errors.Is(err, ErrInvalid) {
+			e.Why += "; " + err.Error()
+		}
 	}
 	return e
 }

@@ -22,7 +22,7 @@ later ones, from before somebody went back, are not.
 **Nodes with disks of their own.** With node_local=True each node writes what its ranks need, part 2 of 4. latest() is the newest
 step of which all nodes have their part; ranks that see the same directory are a node. The first rank of each looks after it.
 
-**Checkpoint volumes.** Where the directory is a mount of one (hbmfs mount --checkpoints), steps are written past FUSE, and `way` of a Save says so. What
+**Checkpoint volumes.** Where the directory is a mount of one (hbmfs checkpoint mount), steps are written past FUSE, and `way` of a Save says so. What
 a killed writer began is gone at once.
 
 **Preemption.** Within on_preemption(), SIGTERM lets the saves that are staged be written, for at most `deadline` seconds, drops what is not

@@ -4,7 +4,7 @@
     written = draft.write(writer, files).wait()   # in this process; in others: Shared.of("/ckpt/step_100").write(...)
     draft.publish(written.files)                  # of all processes: each has a name, a size and crc32c, the sums of every 4 MiB
 
-Where the path lies in a checkpoint volume (hbmfs mount --checkpoints), the files are written past FUSE, into descriptors that the
+Where the path lies in a checkpoint volume (hbmfs checkpoint mount), the files are written past FUSE, into descriptors that the
 volume's daemon gives: `way` is "volume" then, and "directory" elsewhere. There is no falling back from one to the other.
 
 cmd/libhbmfs/libhbmfs.h says what each call promises; internal/volume/checkpoint does the work.

@@ -18,7 +18,7 @@ overwritten: ExistsError. When a rank fails, dcp raises CheckpointException on a
 killed, dcp ends by the timeout of its process group; the draft goes with drop(), with the DCPWriter that is forgotten, with the
 next save of the same name in this process, or with the process (`hbmfs checkpoint clean`).
 
-**Checkpoint volumes.** Where the path lies in one (hbmfs mount --checkpoints), all ranks of a node write past FUSE, into descriptors that the
+**Checkpoint volumes.** Where the path lies in one (hbmfs checkpoint mount), all ranks of a node write past FUSE, into descriptors that the
 volume's daemon gives, and `way` is "volume". Nothing of a save is left when its coordinator's process ends. Where the daemon cannot be
 asked, that is the save's exception: it never goes through FUSE instead.
 

@@ -68,7 +68,7 @@ def save_safetensors(
     progress    None: a bar where tqdm is installed and stderr is a terminal; True, False, or a function(done, total) of bytes
     writer      a Writer to write with, which stays open; by default one is made for this call
 
-    Where `directory` is to be one of a checkpoint volume (hbmfs mount --checkpoints), it is written past FUSE; `way` of the answer says it.
+    Where `directory` is to be one of a checkpoint volume (hbmfs checkpoint mount), it is written past FUSE; `way` of the answer says it.
 
     Raises ExistsError if the directory is there, BusyError while another process writes it, DtypeError for elements that
     the format does not have, WriteError for what the filesystem says. After any exception nothing is left of it.

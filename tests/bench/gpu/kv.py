@@ -1,6 +1,6 @@
 """Blocks from HBM to a KV volume and back, beside pinned copies of the same bytes in the same run.
 
-    hbmfs mount --kv --size 4GiB --memory 20GiB DIRECTORY /mnt/kv
+    hbmfs kv mount --size 4GiB --memory 20GiB DIRECTORY /mnt/kv
     kv.py --mount /mnt/kv [--gb 16] [--block 2097152,262144] [--rounds 5] [--json FILE] [--cpu]
 
 For each size of blocks it puts a set of them, gets it back into other memory, and does both at once; then it copies as many bytes between HBM and

@@ -7,7 +7,7 @@ import html
 import re
 import sys
 
-WIDTH, LABELS, ROW, BAR, TOP = 900, 330, 26, 16, 44
+WIDTH, LABELS, ROW, BAR, TOP = 960, 360, 26, 16, 44
 
 
 def rows(page: str) -> list[tuple[str, float, float]]:
@@ -24,20 +24,23 @@ def rows(page: str) -> list[tuple[str, float, float]]:
 
 def svg(table: list[tuple[str, float, float]]) -> str:
     """Draw a bar for each row."""
-    height = TOP + ROW * len(table) + 24
-    scale = WIDTH - LABELS - 70
+    height = TOP + ROW * len(table) + 30
+    scale = WIDTH - LABELS - 90
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" font-size="12">',
         f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
-        '<text x="12" y="24" font-size="15">Into HBM, page cache warm: part of a pinned copy (the dashed line)</text>',
+        '<text x="12" y="24" font-size="15">Into HBM, page cache warm: part of a pinned copy (dashed line)</text>',
     ]
     for i, (name, rate, part) in enumerate(table):
         y = TOP + ROW * i
         parts.append(f'<text x="12" y="{y + 13}">{html.escape(name)}</text>')
         parts.append(f'<rect x="{LABELS}" y="{y}" width="{part * scale:.1f}" height="{BAR}" fill="#3d7a5a"/>')
-        parts.append(f'<text x="{LABELS + part * scale + 6:.1f}" y="{y + 13}">{rate:.1f} GB/s</text>')
+        end = LABELS + part * scale
+        place = f'x="{end - 6:.1f}" text-anchor="end" fill="#ffffff"' if part > 0.2 else f'x="{end + 6:.1f}"'
+        parts.append(f'<text {place} y="{y + 13}">{rate:.1f} GB/s</text>')
     wall = LABELS + scale
-    parts.append(f'<line x1="{wall}" x2="{wall}" y1="{TOP - 8}" y2="{height - 16}" stroke="#888888" stroke-dasharray="4 3"/>')
+    parts.append(f'<line x1="{wall}" x2="{wall}" y1="{TOP - 8}" y2="{height - 22}" stroke="#888888" stroke-dasharray="4 3"/>')
+    parts.append(f'<text x="{wall}" y="{height - 8}" text-anchor="middle" fill="#555555">pinned copy</text>')
     return "\n".join([*parts, "</svg>", ""])
 
 

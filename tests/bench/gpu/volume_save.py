@@ -1,6 +1,6 @@
 """DCPWriter into a checkpoint volume, past FUSE, beside the same into the directory below it, in turn.
 
-    hbmfs mount --checkpoints /data/volume /mnt/volume
+    hbmfs checkpoint mount /data/volume /mnt/volume
     volume_save.py --directory /data/plain --volume /mnt/volume [--gb 15.7] [--pairs 7] [--json FILE] [--cpu]
 
 /data/plain and /data/volume lie on one filesystem. Each pair is one dcp.save of the same state each way, by one Writer, the first way in

@@ -2,6 +2,7 @@ package cufile_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	le "encoding/binary"
 	"encoding/json"
@@ -33,7 +34,20 @@ const (
 // evicting is a mount of a web server, behind a cache that holds half of it.
 type evicting struct {
 	*blackbox.Mount
+
+	mu   sync.Mutex        // held while data changes
 	data map[string][]byte // by name
+	etag map[string]string // of those that are not as they were
+}
+
+// change has the origin give other bytes for an object from now on; nil: it has none.
+func (m *evicting) change(name string, data []byte) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.data[name], m.etag[name] = data, `"2"`
+	if data == nil {
+		delete(m.data, name)
+	}
 }
 
 // mountEvicting serves files over HTTP and mounts them.
@@ -58,7 +72,7 @@ func mountEvicting(t *testing.T) *evicting {
 func mountRemote(t *testing.T, files map[string][]byte, size int, flags ...string) *evicting {
 	t.Helper()
 	blackbox.NeedRoot(t)
-	m := &evicting{data: files}
+	m := &evicting{data: files, etag: map[string]string{}}
 	index := map[string]map[string]string{"weight_map": {}}
 	for name := range files {
 		index["weight_map"][name] = name
@@ -69,7 +83,10 @@ func mountRemote(t *testing.T, files map[string][]byte, size int, flags ...strin
 	}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 		name := filepath.Base(q.URL.Path)
+		m.mu.Lock()
 		data, ok := m.data[name]
+		etag := cmp.Or(m.etag[name], `"1"`)
+		m.mu.Unlock()
 		if name == "model.safetensors.index.json" {
 			data, ok = listed, true
 		}
@@ -77,7 +94,7 @@ func mountRemote(t *testing.T, files map[string][]byte, size int, flags ...strin
 			http.NotFound(w, q)
 			return
 		}
-		w.Header().Set("ETag", `"1"`)
+		w.Header().Set("ETag", etag)
 		http.ServeContent(w, q, "", time.Time{}, bytes.NewReader(data))
 	}))
 	t.Cleanup(server.Close)

@@ -144,3 +144,65 @@ func TestSystemdHoldsTheMount(t *testing.T) {
 	}
 	mounttest.WantMounted(t, point, false)
 }
+
+// TestSystemdGivesUp: systemd's limit of starts is one of time. A mount whose daemons fail slowly, here a KV volume that cannot be loaded, is given up by the
+// third of them, so that no reader waits for ever. One that goes on in between forgets the failures before.
+func TestSystemdGivesUp(t *testing.T) {
+	blackbox.NeedRoot(t)
+	source, point := suite.NewDir(t), suite.NewDir(t)
+	log, err := os.Create(filepath.Join(suite.NewDir(t), "log"))
+	must(t, err)
+	s := newFakeSystemd(t)
+	m := &mounted{&blackbox.Mounted{Mount: suite.At(point), Source: source, Point: point, Log: log.Name()}}
+	t.Cleanup(func() { _ = m.Close(); must(t, log.Close()) }) // a failure has left it
+	start := func() *exec.Cmd { return s.start(t, log, "--kv", "--size", "16MiB", source, point) }
+	daemon := start()
+	if !s.hear(t, "READY=1") {
+		t.Fatalf("the mount is not ready:\n%s", m.LogText(t))
+	}
+	if h := m.Status(t).Handover; h.Holder != "systemd" {
+		must(t, daemon.Process.Signal(syscall.SIGTERM))
+		_ = daemon.Wait()
+		t.Skip("systemd does not hold it: ", h.Why)
+	}
+	lock := filepath.Join(source, ".hbmfs-kv.lock")
+	fail := func(times int) {
+		must(t, errors.Join(os.Remove(lock), os.Mkdir(lock, 0o700)))
+		must(t, daemon.Process.Kill())
+		_ = daemon.Wait() // by the signal
+		for n := range times {
+			if err := start().Wait(); err == nil {
+				t.Error("a daemon goes on")
+			}
+			for given := n == 2; s.hear(t, "FDSTORE") && given && s.store["fuse"] != nil; { // it drops all files
+			}
+		}
+		must(t, os.Remove(lock))
+	}
+	if fail(2); s.store["failures"] == nil || s.store["fuse"] == nil {
+		t.Fatalf("after two failures systemd has %v:\n%s", s.store, m.LogText(t))
+	}
+	daemon = start()
+	if !s.hear(t, "READY=1") || s.store["failures"] != nil {
+		t.Fatalf("it does not go on:\n%s", m.LogText(t))
+	}
+	if fail(3); s.store["fuse"] != nil {
+		t.Fatalf("after three failures systemd has %v:\n%s", s.store, m.LogText(t))
+	}
+	ended := make(chan error, 1)
+	go func() { // ends with the mount
+		_, err := os.Stat(m.Path("none"))
+		ended <- err
+	}()
+	select {
+	case err := <-ended:
+		if !errors.Is(err, unix.ENOTCONN) && !errors.Is(err, unix.ECONNABORTED) {
+			t.Errorf("a reader gets %v", err)
+		}
+	case <-time.After(patience):
+		t.Error("the mount is not given up")
+	}
+	if text := m.LogText(t); !strings.Contains(text, "the mount is given up: no daemon went on with it, in 3 attempts") {
+		t.Errorf("the log does not say it:\n%s", text)
+	}
+}

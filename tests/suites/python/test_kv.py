@@ -1,4 +1,4 @@
-"""KVStore over a KV volume (hbmfs mount --kv), on the CPU and on a fake GPU."""
+"""KVStore over a KV volume (hbmfs kv mount), on the CPU and on a fake GPU."""
 
 import ctypes
 import json

@@ -1,11 +1,8 @@
-"""What a trainer with torch gets on the CPU: tensors, and README's first example, which must train."""
+"""A trainer with torch gets tensors on the CPU."""
 
-import itertools
 import os
-import re
 import subprocess
 import sys
-from pathlib import Path
 
 import hbmfs
 import numpy as np
@@ -14,7 +11,6 @@ import torch
 from hbmfs._lib import _memory
 from numpy_dataset import NumpyDataset
 
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_batches_are_tensors_where_torch_is_imported():
@@ -36,27 +32,6 @@ def test_without_torch_batches_are_arrays(tmp_path):
     program = "import hbmfs, sys; b = next(iter(hbmfs.TokenStream(hbmfs.open(sys.argv[1]), 2, 5))); print(type(b).__module__, 'torch' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", program, tmp_path / "tokens.npy"], check=True, capture_output=True, text=True, env=dict(os.environ))
     assert out.stdout.split() == ["numpy", "False"]
-
-
-def test_the_example_of_the_readme_trains(mount):
-    """Its lines, with a mount of these tests and the CPU in the place of what they name."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    (example,) = [block for block in blocks if "nn.Embedding" in block]
-    example = example.replace("/mnt/pile", str(mount / "nanogpt/train")).replace('"cuda:0"', '"cpu"').replace("seq_len=512", "seq_len=16").replace("batch_size=8", "batch_size=2")
-    assert 'dtype="int64"' in example
-    torch.manual_seed(1)
-    there: dict = {}
-    hbmfs_stream = hbmfs.TokenStream
-
-    class Few(hbmfs_stream):
-        def __iter__(self):
-            return itertools.islice(super().__iter__(), 5)
-
-    there["hbmfs_few"] = Few
-    exec(compile(example.replace("hbmfs.TokenStream", "hbmfs_few"), "README.md", "exec"), there)
-    assert isinstance(there["loss"], torch.Tensor) and there["loss"].isfinite()
-    assert isinstance(there["model"][0], torch.nn.Embedding) and there["optimizer"].state
-    there["ds"].close()
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32, np.int32])

@@ -1,4 +1,4 @@
-"""Checkpoints in a volume (hbmfs mount --checkpoints): written past FUSE, by one process and by ranks of gloo."""
+"""Checkpoints in a volume (hbmfs checkpoint mount): written past FUSE, by one process and by ranks of gloo."""
 
 import json
 import os

@@ -1,14 +1,20 @@
 package volume_test
 
 import (
+	"archive/zip"
+	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/hbmfs/hbmfs/internal/observe/status"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 	"github.com/hbmfs/hbmfs/tests/suites/volume/volumetest"
 )
@@ -151,4 +157,65 @@ func TestFrameworksFinish(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestKilledInsideItsFile: a rank is killed in the middle of its file, and DeepSpeed's rank 0 writes latest all the same. Nobody asked for half a checkpoint.
+func TestKilledInsideItsFile(t *testing.T) {
+	v := mount(t)
+	var b bytes.Buffer
+	z := zip.NewWriter(&b)
+	w, err := z.CreateHeader(&zip.FileHeader{Name: "archive/data/0", Method: zip.Store})
+	blackbox.Must(t, err)
+	_, err = w.Write(make([]byte, 1<<20))
+	blackbox.Must(t, errors.Join(err, z.Close()))
+	whole, half := b.Bytes(), b.Bytes()[:b.Len()/2]
+	header := `{"t":{"dtype":"U8","shape":[9],"data_offsets":[0,9]}}`
+	tensors := append(binary.LittleEndian.AppendUint64(nil, uint64(len(header))), header...) // and no bytes
+	for _, c := range []struct {
+		name, file string
+		text       []byte
+		cut        bool
+	}{
+		{"global_step1", "zero_pp_rank_1_mp_rank_00_optim_states.pt", half, true}, {"global_step2", "zero_pp_rank_1_mp_rank_00_optim_states.pt", whole, false},
+		{"global_step3", "zero_pp_rank_1_mp_rank_00_optim_states.pt", nil, true}, {"global_step4", "model.safetensors", tensors, true},
+	} {
+		rank := exec.Command("sh", "-c", `mkdir "$1"; exec cat >"$1/$2"`, "sh", v.Path(c.name), c.file)
+		in, err := rank.StdinPipe()
+		blackbox.Must(t, err)
+		blackbox.Must(t, rank.Start())
+		_, err = in.Write(c.text)
+		blackbox.Must(t, err)
+		if !blackbox.Within(volumetest.Patience, func() bool {
+			info, err := os.Stat(v.Path(c.name, c.file))
+			return err == nil && info.Size() == int64(len(c.text))
+		}) {
+			t.Fatalf("%s: rank 1 does not write", c.name)
+		}
+		zero := exec.Command("sh", "-c", `cat >"$1/mp_rank_00_model_states.pt" && printf %s "$2" >"$3"`, "sh", v.Path(c.name), c.name, v.Path("latest"))
+		zero.Stdin = bytes.NewReader(whole)
+		out, err := zero.CombinedOutput()
+		blackbox.Must(t, errors.Join(err, rank.Process.Kill(), in.Close()))
+		_ = rank.Wait() // by the signal
+		if len(out) > 0 {
+			t.Fatalf("%s", out)
+		}
+		if !c.cut {
+			isPublished(t, v, c.name)
+			continue
+		}
+		why := `file "` + c.file + `" is not whole`
+		if !blackbox.Within(volumetest.Patience, func() bool {
+			s := v.State(t).Checkpoints
+			i := slices.IndexFunc(s.Drafts, func(d status.DraftState) bool { return d.Name == c.name })
+			return published(v, c.name) || i >= 0 && strings.Contains(s.Drafts[i].Refused, why)
+		}) || published(v, c.name) {
+			t.Errorf("%s: published: %v; %+v", c.name, published(v, c.name), v.State(t).Checkpoints)
+		}
+		if code, out, errs := run(t, "checkpoint", "ls", v.Dir); code != 0 || !strings.Contains(out, why) {
+			t.Errorf("%s: checkpoint ls ends with %d and says %s%s", c.name, code, out, errs)
+		}
+	}
+	if code, out, errs := run(t, "publish", v.Path("global_step1")); code != 0 || !published(v, "global_step1") { // whoever asks for it gets it
+		t.Errorf("hbmfs publish ends with %d: %s%s", code, out, errs)
+	}
 }

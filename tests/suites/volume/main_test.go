@@ -20,7 +20,7 @@ import (
 var suite *blackbox.Suite
 
 func TestMain(m *testing.M) {
-	volumetest.ServeChild(map[string]func(args []string) error{
+	if volumetest.ServeChild(map[string]func(args []string) error{
 		"mkdir":         func(args []string) error { return os.Mkdir(args[0], 0o755) },
 		"write":         func(args []string) error { return os.WriteFile(args[0], []byte(args[1]), 0o640) },
 		"read":          func(args []string) error { _, err := os.ReadFile(args[0]); return err },
@@ -36,7 +36,9 @@ func TestMain(m *testing.M) {
 			return err
 		},
 		"changes": func(args []string) error { return noChange(args[0]) }, // PUBLISHED
-	})
+	}) {
+		return
+	}
 	os.Exit(blackbox.Main("volume", &suite, m.Run))
 }
 

@@ -86,6 +86,11 @@ func TestPinnedPages(t *testing.T) {
 		pinAndPublish(t, v, false)
 		pinPast(t, v)
 	})
+	t.Run("btrfs", func(t *testing.T) {
+		v := onLoop(t, []string{"mkfs.btrfs", "-q"})
+		pinAndPublish(t, v, false)
+		pinPast(t, v)
+	})
 	t.Run("ext4", func(t *testing.T) {
 		v := mountAt(t, small(t))
 		pinAndPublish(t, v, true)

@@ -16,12 +16,18 @@ import (
 // onXFS mounts a volume on an XFS of a loop device, whose files may have any size and holes.
 func onXFS(t *testing.T, flags ...string) *volumetest.Volume {
 	t.Helper()
+	return onLoop(t, []string{"mkfs.xfs", "-q", "-m", "reflink=1"}, flags...)
+}
+
+// onLoop mounts a volume on a filesystem of a loop device.
+func onLoop(t *testing.T, mkfs []string, flags ...string) *volumetest.Volume {
+	t.Helper()
 	blackbox.NeedRoot(t)
 	image, disk := filepath.Join(suite.NewDir(t), "image"), suite.NewDir(t)
 	blackbox.Must(t, errors.Join(os.WriteFile(image, nil, 0o600), os.Truncate(image, 1<<30)))
-	for _, words := range [][]string{{"mkfs.xfs", "-q", "-m", "reflink=1", image}, {"mount", "-o", "loop", image, disk}} {
+	for _, words := range [][]string{append(mkfs, image), {"mount", "-o", "loop", image, disk}} {
 		if out, err := exec.Command(words[0], words[1:]...).CombinedOutput(); err != nil {
-			t.Skipf("needs a loop device and mkfs.xfs: %v: %s", err, out)
+			t.Skipf("needs a loop device and %s: %v: %s", mkfs[0], err, out)
 		}
 	}
 	t.Cleanup(func() { blackbox.Must(t, unix.Unmount(disk, 0)) })

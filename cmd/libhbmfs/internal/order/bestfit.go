@@ -95,7 +95,8 @@ func (f *bestFit) take(length int32) (left int32, g group) {
 	return left, g
 }
 
-// roomFor gives n elements, in the same memory where that is enough. What they are is not said.
+// roomFor gives n elements, in the same memory where that is enough. Their identity is not part of the
+// answer.
 func roomFor[T any](list []T, n int) []T {
 	if cap(list) < n {
 		return make([]T, n, n+n/8)

@@ -1,4 +1,5 @@
-// Package order has the loops over samples and documents that decide what a batch holds, and that cost too much in Python.
+// Package order has the loops over samples and documents that decide the contents of a batch, and that cost too much in
+// Python.
 package order
 
 import "math/bits"
@@ -24,7 +25,8 @@ type Source struct {
 	May, Due         int64 // of its next sample
 	ThenMay, ThenDue int64 // of the one after it, where Slope is not 0
 
-	// A sample comes every Every + Part/Slope samples. MayPast and DuePast are what ThenMay and ThenDue were rounded up by, times Slope.
+	// A sample comes every Every + Part/Slope samples. MayPast and DuePast are the amounts by which ThenMay and ThenDue were rounded up,
+	// times Slope.
 	Every            int64
 	Slope, Part      Wide
 	MayPast, DuePast Wide

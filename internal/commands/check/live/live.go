@@ -1,5 +1,5 @@
 // Package live gets the facts of this machine for package check, and proves a read. hbmfs check uses it unless it is
-// given a recording. It asks what may hang in processes that can be left behind.
+// given a recording. Questions that may hang are asked in processes that can be left behind.
 package live
 
 import (
@@ -79,7 +79,7 @@ type answer struct {
 	err error
 }
 
-// ask starts a process to ask what may hang.
+// ask starts a process for a question that may hang.
 func (m *Machine) ask(ctx context.Context, args ...string) <-chan answer {
 	got := make(chan answer, 1)
 	ctx, cancel := context.WithTimeout(ctx, m.patience(asidePatience))
@@ -131,7 +131,7 @@ func (m *Machine) Facts(ctx context.Context) (*check.Recording, error) {
 	return s, errors.Join(ctx.Err(), m.prove(ctx, s))
 }
 
-// addEnvironment adds what two of cuFile's variables change.
+// addEnvironment adds the changes by two of cuFile's variables.
 func addEnvironment(s *check.Recording) error {
 	if forced, err := strconv.ParseBool(os.Getenv("CUFILE_FORCE_COMPAT_MODE")); err == nil && forced {
 		s.SetForcedCompat()

@@ -184,7 +184,7 @@ function jobs(section, node) {
     for (const [i, p] of j.paths.entries()) {
       const name = { note: i === 0 ? j.job.name : '' };
       if (p.without) rows.push([name, p.path, '', '', '', '', { note: p.without }]);
-      else rows.push([name, p.path, range(p.rate_gb_per_s), time(p.time_s), node.price_per_hour ? range(p.cost) : '-', range(p.times_faster), { note: remarks(p, j) }]);
+      else rows.push([name, p.path, range(p.rate_gb_per_s), time(p.time_s), node.price_per_hour ? `${range(p.cost)} ${node.currency}` : '-', range(p.times_faster), { note: remarks(p, j) }]);
     }
   }
   table(section, ['job', 'path', 'GB/s', 'time', 'cost', 'times faster than plain', 'remarks'], rows);
@@ -228,7 +228,7 @@ function compared() {
   element(section, 'h2', 'The nodes beside each other');
   element(section, 'p', 'Each job by the fastest path that a node has, and by plain.', { class: 'soft' });
   table(section, ['job', 'node', 'path', 'time', 'cost', 'by plain'], report.compared.map(c =>
-    [{ note: c.job }, { note: c.node }, c.path, time(c.time_s), c.cost.mid ? range(c.cost) : '-', time(c.plain_time_s)]));
+    [{ note: c.job }, { note: c.node }, c.path, time(c.time_s), c.cost.mid ? `${range(c.cost)} ${c.currency}` : '-', time(c.plain_time_s)]));
 }
 
 function cpus() {

@@ -1,4 +1,5 @@
-// Package tracetest is a collector of OpenTelemetry traces for tests: what is sent to it, they can look at.
+// Package tracetest is a collector of OpenTelemetry traces for tests: they can look at all spans that are
+// sent to it.
 package tracetest
 
 import (
@@ -15,7 +16,7 @@ import (
 type Collector struct {
 	*httptest.Server
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	requests int
 	header   http.Header // of the last request
 	text     string      // of all
@@ -24,7 +25,7 @@ type Collector struct {
 	problems []string // requests that no collector would take
 }
 
-// Span is what came of a span. Of an attribute it has the value as JSON has it: numbers of 64 bits are text.
+// Span is a span as it arrived. Of an attribute it has the value as JSON has it: numbers of 64 bits are text.
 type Span struct {
 	TraceID, SpanID, ParentSpanID string
 	Name                          string
@@ -116,14 +117,14 @@ func (c *Collector) Requests() int {
 	return c.requests
 }
 
-// Text is all that came, and Header what the last request had above it.
+// Text is the text of all requests, and Header the header of the last one.
 func (c *Collector) Text() (text string, header http.Header) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.text, c.header
 }
 
-// Service is what came of who sends.
+// Service is the name of the sender.
 func (c *Collector) Service() map[string]any {
 	c.mu.Lock()
 	defer c.mu.Unlock()

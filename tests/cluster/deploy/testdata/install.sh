@@ -41,7 +41,7 @@ esac
 hbmfs --version
 [ "$(readlink -f /sbin/mount.fuse.hbmfs)" = /usr/bin/hbmfs ] || fail "mount(8) does not find it"
 for file in /usr/share/man/man1/hbmfs-mount.1 /usr/share/bash-completion/completions/hbmfs /usr/share/doc/hbmfs/LICENSE \
-    /usr/share/doc/hbmfs/docs/guide/mounting.md /usr/share/doc/hbmfs/examples/example.conf; do
+    /usr/share/doc/hbmfs/docs/guide/mounting.md /usr/share/doc/hbmfs/docs/reference/parts.svg /usr/share/doc/hbmfs/examples/example.conf; do
     [ -s "$file" ] || fail "$file is not there"
 done
 [ -d /etc/hbmfs ] || fail "/etc/hbmfs is not there"

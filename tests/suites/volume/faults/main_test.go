@@ -14,7 +14,9 @@ import (
 var suite *blackbox.Suite
 
 func TestMain(m *testing.M) {
-	volumetest.ServeChild(nil)
+	if volumetest.ServeChild(nil) {
+		return
+	}
 	powerloss.ServeChild()
 	os.Exit(blackbox.Main("faults", &suite, m.Run))
 }

@@ -1,0 +1,3 @@
+module github.com/hbmfs/hbmfs/tools/prose
+
+go 1.26.0
