@@ -71,11 +71,10 @@ demo: go ## Tokenize the Go source tree, mount it, verify every byte, show the r
 	@$(MADE)
 	@python=$$(tests/bench/demo/python.sh $(CACHE)/demo $(VENV)) && HBMFS_PYTHON=$$python $(GO) run ./tests/bench/demo --hbmfs $(BIN)/hbmfs
 
-# Packages are tested two more at once than there are CPUs, since many tests wait, and the longest come first. Each further way of
+# Packages are tested two more at once than there are CPUs, since many tests wait. Each further way of
 # building compiles all packages anew where the Go cache is empty. So go test vets what it builds, what reports is built as hbmfs is,
 # and the suites share what is built here. The race detector would sleep a second before each of a thousand processes exits.
 AT_ONCE ?= $(shell expr $$(nproc 2>/dev/null || echo 2) + 2)
-LONGEST  = ./tests/suites/python/dcp ./tests/suites/python/checkpoints ./tests/suites/python/datasets ./tests/suites/python/readers ./tests/suites/handover ./tests/suites/mount ./tests/suites/files ./tests/suites/csi ./tests/suites/volume/programs ./tests/suites/origins ./tests/suites/volume ./tests/suites/lies ./cufile ./tests/suites/control ./internal/pack ./internal/volume/drain ./cufile/writer ./tests/suites/cufile
 
 # All of .ci/run has 90 minutes in CI. What hangs is named before, since testreport ends each package in time, and each run.
 LIMITS = --limits tests/limits.txt
@@ -99,7 +98,7 @@ test: go ## Run every check but lint: vet, gofmt, Go tests with the race detecto
 	  HBMFS_K8SCHECK=$(if $(filter 1,$(DEPLOY)),$(abspath $(K8SCHECK))) HBMFS_PACKAGES=$(if $(filter 1,$(DEPLOY)),$(abspath $(PACKAGES))) \
 	  HBMFS_IMAGE=$(if $(filter 1,$(DEPLOY)),$(abspath bin/image.tar)) \
 	  $(CACHE)/testreport --must-not-skip tests/must_not_skip.txt $(LIMITS) $(LINKED) --whole=45m $(if $(WRITE_LIMITS),--write-limits=tests/limits.txt) \
-	  -vet=all $(if $(filter 1,$(RACE)),-race) -p $(AT_ONCE) $(LONGEST) ./...
+	  -vet=all $(if $(filter 1,$(RACE)),-race) -p $(AT_ONCE) ./...
 
 testreport: go
 	@mkdir -p $(CACHE)
@@ -120,7 +119,7 @@ test-peers: build lib testreport ## Run the real readers and writers: Megatron, 
 	@tests/venv.sh $(PEERS) $(VENV)
 	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_PEERS=$(abspath $(PEERS)/bin/python) HBMFS_LIBRARY=$(abspath bin/libhbmfs.so) \
 	  $(CACHE)/testreport --must-not-skip tests/must_not_skip_peers.txt $(LIMITS) --whole=20m \
-	  $(if $(filter 1,$(RACE)),-race) -p 2 -run Peers ./tests/suites/python ./tests/suites/loaders ./tests/suites/volume/programs
+	  $(if $(filter 1,$(RACE)),-race) -p 2 -run Peers ./tests/suites/python/training ./tests/suites/python/serving ./tests/suites/loaders ./tests/suites/volume/programs
 
 # The peers' wheels are a folder's, WHEELS: nothing is downloaded.
 test-gpu: build lib ## On a machine with an NVIDIA GPU: test every path in HBM, measure it, and with torch other loaders (GPU_OUT, WHEELS; 3 to 15 minutes)
@@ -268,8 +267,8 @@ soak-handover: build ## Replace daemons under readers, 200 times with 1,000 file
 soak-volume: build lib ## Have the disk of a checkpoint volume fail at every system call, and write and kill for half an hour (35 minutes; SOAK=30m)
 	@tools/need.sh fuse strace python
 	@tests/venv.sh $(VENV)
-	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_FAULTS=1 $(GO) test -count=1 -v -timeout 20m -run TestDiskFails ./tests/suites/volume
-	HBMFS_SEED=$(SEED) HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_SOAK=$(or $(SOAK),30m) $(GO) test -count=1 -v -timeout 2h -run TestSoak ./tests/suites/volume
+	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_FAULTS=1 $(GO) test -count=1 -v -timeout 20m -run TestDiskFails ./tests/suites/volume/faults
+	HBMFS_SEED=$(SEED) HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_SOAK=$(or $(SOAK),30m) $(GO) test -count=1 -v -timeout 2h -run TestSoak ./tests/suites/volume/faults
 	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_PYTHON=$(abspath $(VENV)/bin/python) HBMFS_LIBRARY=$(abspath bin/libhbmfs.so) HBMFS_TEST_LONG=1 \
 	  PYTEST_ARGS="-k (at_random)or(are_ended)or(daemons_are_killed)" $(GO) test -count=1 -v -timeout 1h -run TestPythonCheckpoints ./tests/suites/python/checkpoints
 

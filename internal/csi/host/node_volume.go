@@ -356,22 +356,43 @@ func (v *nodeVolume) stop() error {
 		v.host.held.serve(v.key, v.daemon) // it goes on
 		return err
 	}
-	d := v.daemon
-	if !d.alive() { // another may just go on with the mount
-		d = v.host.open(v.server(v.host.ctx, true), v.mount())
-	}
 	limit := killTime
 	v.with(func(r *record) {
 		if r.Spec.Written() {
 			limit = dropTime
 		}
 	})
-	if d.alive() && !d.within(limit) { // which ends with its filesystem
-		d.kill()
+	for d := v.daemon; ; {
+		if d.alive() && !d.within(limit) { // which ends with its filesystem
+			d.kill()
+		}
+		if d.alive() { // it waits for a disk that is dead
+			break
+		}
+		if d = v.successor(); d == nil {
+			break
+		}
 	}
 	v.daemon = nil
 	v.clean()
 	return nil
+}
+
+// successor finds a process that goes on with the mount, although the mount has ended. A keeper may have begun to start it when its daemon died,
+// and where the source hangs, the process never sees that its mount is gone. successor returns nil when the keeper has ended, too.
+func (v *nodeVolume) successor() *daemon {
+	for end := time.Now().Add(killTime); ; time.Sleep(5 * time.Millisecond) {
+		keepers, err := keepersBelow(v.dir()) // before daemons: a keeper may end once it has started one
+		found, findErr := v.host.findDaemons()
+		for _, pid := range found[v.mount()] {
+			if d := v.host.open(pid, v.mount()); d != nil {
+				return d
+			}
+		}
+		if len(keepers) == 0 || errors.Join(err, findErr) != nil || time.Now().After(end) {
+			return nil
+		}
+	}
 }
 
 // remove removes the directory of the volume, whose mount is gone. The host's mu must be held.

@@ -77,13 +77,30 @@ func (r *results) limits() limits {
 
 // write writes the table that parseLimits reads, longest first.
 func (l limits) write(path string) error {
-	longestFirst := func(a, b string) int { return cmp.Or(cmp.Compare(l[b], l[a]), cmp.Compare(a, b)) }
 	text := &strings.Builder{}
 	text.WriteString(heading)
-	for _, pkg := range slices.SortedFunc(maps.Keys(l), longestFirst) {
+	for _, pkg := range l.longestFirst() {
 		if seconds := math.Ceil(l[pkg].Seconds()); seconds >= quietest {
 			fmt.Fprintf(text, "%s %.0f\n", pkg, seconds)
 		}
 	}
 	return os.WriteFile(path, []byte(text.String()), 0o644)
+}
+
+func (l limits) longestFirst() []string {
+	return slices.SortedFunc(maps.Keys(l), func(a, b string) int { return cmp.Or(cmp.Compare(l[b], l[a]), cmp.Compare(a, b)) })
+}
+
+// order names the packages of the table before ./... in the arguments of go test, longest first. Go starts packages in the order of its arguments,
+// and a long package that starts last leaves CPUs idle at the end of the run.
+func (l limits) order(args []string) []string {
+	all := slices.Index(args, "./...")
+	if all < 0 {
+		return args
+	}
+	var long []string
+	for _, pkg := range l.longestFirst() {
+		long = append(long, "./"+pkg)
+	}
+	return slices.Insert(slices.Clone(args), all, long...)
 }

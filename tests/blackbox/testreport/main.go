@@ -4,7 +4,7 @@
 // line `N passed, N failed, N skipped`. It fails when a test failed, when nothing ran, and when a test listed
 // by --must-not-skip (see must.go) skipped or is gone although the machine has what that test needs.
 //
-// Each package has a limit of time (--limits, see limits.go), and so has the run (--whole). At its end the tests print their goroutines, and
+// Each package has a limit of time (--limits, see limits.go), and so has the run (--whole). Of ./... the longest packages come first. At its end the tests print their goroutines, and
 // testreport names those that hang (see supervise.go). A failed assertion runs once more, alone; where it passes then, the line before the last
 // is `N flaky`, and the run is green with three flaky tests at most (see flaky.go).
 //
@@ -79,6 +79,11 @@ func run(args []string, out io.Writer, signals <-chan os.Signal) error {
 	if err != nil {
 		return err
 	}
+	known, err := readLimits(o.limits)
+	if err != nil {
+		return err
+	}
+	goArgs = known.order(goArgs)
 	r, err := newRunner(o, signals)
 	if err != nil {
 		return err
@@ -127,9 +132,6 @@ type runner struct {
 }
 
 func newRunner(o options, signals <-chan os.Signal) (*runner, error) {
-	if _, err := readLimits(o.limits); err != nil {
-		return nil, err
-	}
 	self, err := os.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("find testreport itself: %w", err)

@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -201,6 +202,18 @@ func TestTimeFor(t *testing.T) {
 	}
 	if got, err := timeFor(table, "1h", root, at(time.Now())); err == nil {
 		t.Errorf("after the end of the run, tests have %v", got)
+	}
+}
+
+func TestLongestPackagesComeFirst(t *testing.T) {
+	l := limits{"layout": 50 * time.Second, "tests/suites/mount": 100 * time.Second}
+	for _, c := range [][2][]string{
+		{{"-race", "./..."}, {"-race", "./tests/suites/mount", "./layout", "./..."}},
+		{{"-race", "./layout", "./cufile"}, {"-race", "./layout", "./cufile"}},
+	} {
+		if got := l.order(c[0]); !slices.Equal(got, c[1]) {
+			t.Errorf("%q becomes %q, want %q", c[0], got, c[1])
+		}
 	}
 }
 

@@ -25,9 +25,7 @@ var suite *blackbox.Suite
 
 func TestMain(m *testing.M) {
 	code, is := mounttest.RunChild(map[string]func(args []string) error{
-		"jam":       func(args []string) error { return serveJammed(args[0]) },        // MOUNTPOINT
-		"bypass":    func(args []string) error { return bypass(args[0], args[1]) },    // MOUNT NAME
-		"signalled": func(args []string) error { return signalled(args[0], args[1]) }, // HOW FILE
+		"bypass": func(args []string) error { return bypass(args[0], args[1]) }, // MOUNT NAME
 	})
 	if is {
 		os.Exit(code)

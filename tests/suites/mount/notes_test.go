@@ -155,7 +155,7 @@ func TestMountSaysTheFirstThingsThatAreWrong(t *testing.T) {
 	}
 }
 
-// A mount whose formats take long to recognize is there as soon as others, and says that it does not know all.
+// A mount whose formats take long to recognize is there as mounttest.Soon as others, and says that it does not know all.
 func TestMountDoesNotWaitForRecognition(t *testing.T) {
 	release := make(chan struct{})
 	slow := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
@@ -179,15 +179,15 @@ func TestMountDoesNotWaitForRecognition(t *testing.T) {
 func TestMountInTheForegroundLogsWhatIsWrong(t *testing.T) {
 	blackbox.NeedFUSE(t)
 	point := suite.NewDir(t)
-	b := begin(t, suite.Command(t.Context(), "mount", "-f", suite.NewDir(t), point))
-	if !blackbox.Within(patience, func() bool { return strings.Contains(b.said(t), "msg=mounted") }) {
-		t.Errorf("not mounted: %q", b.said(t))
+	b := mounttest.Begin(t, suite, suite.Command(t.Context(), "mount", "-f", suite.NewDir(t), point))
+	if !blackbox.Within(patience, func() bool { return strings.Contains(b.Said(t), "msg=mounted") }) {
+		t.Errorf("not mounted: %q", b.Said(t))
 	}
-	if said := b.said(t); !strings.Contains(said, "level=WARN") || !strings.Contains(said, "has no files") {
+	if said := b.Said(t); !strings.Contains(said, "level=WARN") || !strings.Contains(said, "has no files") {
 		t.Errorf("the log has no word of an empty source:\n%s", said)
 	}
 	must(t, b.Process.Signal(os.Interrupt))
-	b.end(t)
+	b.End(t)
 	mounttest.WantMounted(t, point, false)
 }
 

@@ -70,7 +70,7 @@ func TestLeasedFilesAreWaitedFor(t *testing.T) {
 	m := mount(t, source)
 	stuck := exec.CommandContext(t.Context(), "cat", m.Path(name))
 	must(t, stuck.Start())
-	if !blackbox.Within(patience, func() bool { return isStuck(stuck.Process.Pid) }) {
+	if !blackbox.Within(patience, func() bool { return mounttest.IsStuck(stuck.Process.Pid) }) {
 		t.Error("a reader does not wait")
 	}
 	must(t, stuck.Process.Kill())

@@ -1,5 +1,4 @@
-// Package python_test tests the Python package's wheel, and the package beside those that others train with. Its tests in Python that need
-// no other packages are run by the packages of themes beside this file.
+// Package python_test tests the Python package's wheel. The packages of themes beside this file run its tests in Python.
 package python_test
 
 import (
@@ -14,28 +13,23 @@ import (
 
 // Every file of tests in Python has one theme, and every theme a package that runs it.
 func TestEveryFileHasATheme(t *testing.T) {
-	var listed []string
-	for theme, files := range themes.All() {
-		listed = append(listed, files...)
-		text, err := os.ReadFile(filepath.Join(theme, theme+"_test.go"))
-		if err != nil || !strings.Contains(string(text), `themes.Run(t, "`+theme+`")`) {
-			t.Errorf("nothing runs the theme %s: %v", theme, err)
+	for _, of := range []struct {
+		folder, run string
+		themes      map[string][]string
+	}{{".", "Run", themes.All()}, {"peers", "RunPeers", themes.Peers()}} {
+		var listed []string
+		for theme, files := range of.themes {
+			listed = append(listed, files...)
+			text, err := os.ReadFile(filepath.Join(theme, theme+"_test.go"))
+			if err != nil || !strings.Contains(string(text), "themes."+of.run+`(t, "`+theme+`")`) {
+				t.Errorf("nothing runs the theme %s: %v", theme, err)
+			}
+		}
+		slices.Sort(listed)
+		if there := themes.Files(t, of.folder); !slices.Equal(listed, there) {
+			t.Errorf("themes.go has the files\n%q\nof these, which should be in one theme each:\n%q", listed, there)
 		}
 	}
-	slices.Sort(listed)
-	if there := themes.Files(t); !slices.Equal(listed, there) {
-		t.Errorf("themes.go has the files\n%q\nof these, which should be in one theme each:\n%q", listed, there)
-	}
-}
-
-// TestPythonPackageBesidePeers runs the tests in peers, which need the packages that others train with: HBMFS_PEERS names a Python
-// with those of tests/requirements-peers.txt, too. `make test-peers` provides it.
-func TestPythonPackageBesidePeers(t *testing.T) {
-	python := os.Getenv("HBMFS_PEERS")
-	if python == "" {
-		t.Skip("HBMFS_PEERS names no Python with the packages of others: make test-peers makes one")
-	}
-	themes.Pytest(t, python, "peers")
 }
 
 // TestPythonWheel builds the wheel, installs it where nothing else is, reads with it, and runs its command. It needs HBMFS_PYTHON.

@@ -13,19 +13,20 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/suites/volume/volumetest"
 )
 
 // TestBounds fills the table of drafts as one user, and sees that another is still served.
 func TestBounds(t *testing.T) {
 	v := mount(t)
-	if said := as(t, nobody, nil, "fill", v.point); said != "EMFILE" {
+	if said := volumetest.As(t, volumetest.Nobody, nil, "fill", v.Point); said != "EMFILE" {
 		t.Errorf("a user who makes drafts without end gets %q", said)
 	}
-	if said := as(t, other, nil, "mkdir", v.Path("other.tmp")); said != "ok" {
+	if said := volumetest.As(t, volumetest.Other, nil, "mkdir", v.Path("other.tmp")); said != "ok" {
 		t.Errorf("another user's draft: %s", said)
 	}
-	must(t, os.Mkdir(v.Path("root.tmp"), 0o755))
-	if n := len(v.status(t).Checkpoints.Drafts); n < 16 || n > 512 {
+	blackbox.Must(t, os.Mkdir(v.Path("root.tmp"), 0o755))
+	if n := len(v.State(t).Checkpoints.Drafts); n < 16 || n > 512 {
 		t.Errorf("there are %d drafts", n)
 	}
 }
@@ -47,20 +48,20 @@ func TestOrdinaryUser(t *testing.T) {
 		t.Skip("needs fusermount3")
 	}
 	private, err := blackbox.PublicFUSE()
-	must(t, err)
-	defer func() { must(t, private()) }()
+	blackbox.Must(t, err)
+	defer func() { blackbox.Must(t, private()) }()
 	var dirs []string
 	for range 3 {
 		dir := suite.NewDir(t)
-		must(t, os.Chown(dir, nobody, nobody))
+		blackbox.Must(t, os.Chown(dir, volumetest.Nobody, volumetest.Nobody))
 		dirs = append(dirs, dir)
 	}
-	said := as(t, nobody, nil, "ordinary", append([]string{suite.Path()}, dirs...)...)
+	said := volumetest.As(t, volumetest.Nobody, nil, "ordinary", append([]string{suite.Path()}, dirs...)...)
 	kept := strings.HasPrefix(said, "exit status 1\nhbmfs: "+dirs[1]+" is unmounted, but its daemon") && shown(t, dirs[1])
 	if said != "ok" && !kept {
 		t.Error(said)
 	}
-	if names := listed(t, dirs[0]); !slices.Equal(names, []string{"pen"}) {
+	if names := volumetest.Listed(t, dirs[0]); !slices.Equal(names, []string{"pen"}) {
 		t.Errorf("the directory has %q", names)
 	}
 }
@@ -69,7 +70,7 @@ func TestOrdinaryUser(t *testing.T) {
 // and keeps their daemons. An ordinary user cannot see that.
 func shown(t *testing.T, point string) bool {
 	tables, err := filepath.Glob("/proc/[0-9]*/mountinfo")
-	must(t, err)
+	blackbox.Must(t, err)
 	return slices.ContainsFunc(tables, func(name string) bool {
 		table, _ := os.ReadFile(name) // its process may have ended
 		return strings.Contains(string(table), " "+point+" ")

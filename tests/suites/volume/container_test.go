@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/suites/volume/volumetest"
 )
 
 // contain runs a script of the shell as a container does, in a mount namespace of its own. It stays until end.
@@ -22,7 +23,7 @@ func contain(t *testing.T, script string) (end func()) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
-	must(t, errors.Join(err, cmd.Start()))
+	blackbox.Must(t, errors.Join(err, cmd.Start()))
 	end = func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait() // it was killed
@@ -35,10 +36,10 @@ func contain(t *testing.T, script string) (end func()) {
 }
 
 // left lists what the directory of a volume has.
-func (v *volume) left(t *testing.T) string {
+func left(t *testing.T, v *volumetest.Volume) string {
 	t.Helper()
-	entries, err := os.ReadDir(v.dir)
-	must(t, err)
+	entries, err := os.ReadDir(v.Dir)
+	blackbox.Must(t, err)
 	var names []string
 	for _, e := range entries {
 		if strings.Contains(e.Name(), ".tmp") {
@@ -56,17 +57,17 @@ func TestDraftsOfContainers(t *testing.T) {
 		// Another process makes the draft than those that stay.
 		return contain(t, "(mkdir "+v.Path(name+".tmp")+"; mkdir "+v.Path(name+".tmp")+"/sub; echo text > "+v.Path(name+".tmp")+"/sub/file)")
 	}
-	v.draft(t, "own", map[string]string{"file": "text"})
+	v.Draft(t, "own", map[string]string{"file": "text"})
 	ends := map[string]func(){}
 	for _, name := range []string{"dies", "stays", "publishes", "daemon", "both"} {
 		ends[name] = begin(name)
 	}
-	gone := func(name string) bool { return !strings.Contains(v.left(t), "."+name+".") }
-	must(t, v.publish("publishes"))
+	gone := func(name string) bool { return !strings.Contains(left(t, v), "."+name+".") }
+	blackbox.Must(t, v.Publish("publishes"))
 	ends["publishes"]()
 	ends["dies"]()
-	if !blackbox.Within(patience, func() bool { return gone("dies") }) {
-		t.Fatalf("the draft of a container that has ended stays: %s", v.left(t))
+	if !blackbox.Within(volumetest.Patience, func() bool { return gone("dies") }) {
+		t.Fatalf("the draft of a container that has ended stays: %s", left(t, v))
 	}
 	if _, err := os.Stat(v.Path("dies.tmp")); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the mount shows it: %v", err)
@@ -74,48 +75,48 @@ func TestDraftsOfContainers(t *testing.T) {
 	if text, err := os.ReadFile(v.Path("publishes", "sub", "file")); err != nil || string(text) != "text\n" {
 		t.Errorf("what was published is %q, %v", text, err)
 	}
-	held := v.status(t).Handover.Holder == "keeper"
+	held := v.State(t).Handover.Holder == "keeper"
 	kill := func() {
 		if !held {
 			return
 		}
-		before := v.pid(t)
-		must(t, unix.Kill(before, unix.SIGKILL))
-		if !blackbox.Within(patience, func() bool { return v.pid(t) != before }) {
+		before := v.PID(t)
+		blackbox.Must(t, unix.Kill(before, unix.SIGKILL))
+		if !blackbox.Within(volumetest.Patience, func() bool { return v.PID(t) != before }) {
 			t.Fatal("no other daemon goes on")
 		}
 	}
 	kill()
 	ends["daemon"]() // with the next daemon
-	if !blackbox.Within(patience, func() bool { return gone("daemon") }) {
-		t.Errorf("a draft that another daemon took over stays: %s", v.left(t))
+	if !blackbox.Within(volumetest.Patience, func() bool { return gone("daemon") }) {
+		t.Errorf("a draft that another daemon took over stays: %s", left(t, v))
 	}
 	ends["both"]()
 	kill()
-	if !blackbox.Within(patience, func() bool { return gone("both") }) {
-		t.Errorf("a draft whose container ended with the daemon stays: %s", v.left(t))
+	if !blackbox.Within(volumetest.Patience, func() bool { return gone("both") }) {
+		t.Errorf("a draft whose container ended with the daemon stays: %s", left(t, v))
 	}
 	for _, name := range []string{"own", "stays"} {
 		if gone(name) {
-			t.Errorf("draft %s is gone: %s", name, v.left(t))
+			t.Errorf("draft %s is gone: %s", name, left(t, v))
 		}
 	}
-	must(t, v.publish("stays"))
-	must(t, os.Mkdir(v.Path("dies.tmp"), 0o755)) // the name is free
+	blackbox.Must(t, v.Publish("stays"))
+	blackbox.Must(t, os.Mkdir(v.Path("dies.tmp"), 0o755)) // the name is free
 }
 
 // TestContainersThatOnlyRead has programs of a container with a read-only mount begin and publish drafts by the ways that the kernel leaves
 // open there.
 func TestContainersThatOnlyRead(t *testing.T) {
 	v := mount(t, "--draft-life=container")
-	dir := v.draft(t, "step", map[string]string{"file": "text"})
+	dir := v.Draft(t, "step", map[string]string{"file": "text"})
 	out, err := inReadOnly(v, suite.Path(), "publish", dir)
 	if err == nil || !strings.Contains(out, "read-only") {
 		t.Errorf("hbmfs publish by a container that only reads: %v, %s", err, out)
 	}
 	self, err := os.Executable()
-	must(t, err)
-	t.Setenv(childVerb, "begin")
+	blackbox.Must(t, err)
+	t.Setenv(volumetest.ChildVerb, "begin")
 	out, err = inReadOnly(v, self, v.Path("new"))
 	if err != nil || !strings.Contains(out, "read-only") {
 		t.Errorf("BEGIN by a container that only reads: %v, %s", err, out)
@@ -123,14 +124,14 @@ func TestContainersThatOnlyRead(t *testing.T) {
 	if text, err := exec.Command(self, v.Path("new")).CombinedOutput(); err != nil || string(text) != "ok\n" {
 		t.Errorf("BEGIN by a process that may write: %v, %s", err, text)
 	}
-	if _, err := os.Stat(filepath.Join(v.dir, "step")); err == nil {
+	if _, err := os.Stat(filepath.Join(v.Dir, "step")); err == nil {
 		t.Error("the draft is published")
 	}
 }
 
 // inReadOnly runs a program where the volume is mounted read-only.
-func inReadOnly(v *volume, command ...string) (said string, err error) {
-	script := "mount --make-rprivate /; mount -o remount,bind,ro " + v.point + `; exec "$@"`
+func inReadOnly(v *volumetest.Volume, command ...string) (said string, err error) {
+	script := "mount --make-rprivate /; mount -o remount,bind,ro " + v.Point + `; exec "$@"`
 	out, err := exec.Command("unshare", append([]string{"--mount", "sh", "-ec", script, "sh"}, command...)...).CombinedOutput()
 	return string(out), err
 }

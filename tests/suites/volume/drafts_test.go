@@ -5,16 +5,14 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/suites/volume/volumetest"
 )
-
-func itoa(n int) string { return strconv.Itoa(n) }
 
 // TestPublishing: the three ways, and what others see before and after.
 func TestPublishing(t *testing.T) {
@@ -23,14 +21,14 @@ func TestPublishing(t *testing.T) {
 		t.Helper()
 		both := append(slices.Clone(drafts), published...)
 		slices.Sort(both)
-		if names := listed(t, v.point); !slices.Equal(names, both) {
+		if names := volumetest.Listed(t, v.Point); !slices.Equal(names, both) {
 			t.Errorf("the mount lists %q, want %q", names, both)
 		}
-		if names := listed(t, v.Path(".hbmfs", "views")); !slices.Equal(names, published) {
+		if names := volumetest.Listed(t, v.Path(".hbmfs", "views")); !slices.Equal(names, published) {
 			t.Errorf("there are views of %q, want %q", names, published)
 		}
 		var plain []string
-		for _, name := range listed(t, v.dir) {
+		for _, name := range volumetest.Listed(t, v.Dir) {
 			if name[0] != '.' {
 				plain = append(plain, name)
 			}
@@ -39,32 +37,32 @@ func TestPublishing(t *testing.T) {
 			t.Errorf("the directory has %q, want %q", plain, published)
 		}
 	}
-	v.draft(t, "a", map[string]string{"file": "bytes", "sub/file": "below"})
+	v.Draft(t, "a", map[string]string{"file": "bytes", "sub/file": "below"})
 	seen([]string{"a.tmp"}, nil)
 	if info, err := os.Stat(v.Path("a.tmp")); err != nil || info.Mode().Perm() != 0o700 {
 		t.Errorf("a draft has mode %v, %v", info.Mode(), err)
 	}
-	must(t, v.publish("a"))
+	blackbox.Must(t, v.Publish("a"))
 	seen(nil, []string{"a"})
 
-	must(t, os.Mkdir(v.Path("b"), 0o750)) // as DCP does it
-	must(t, os.WriteFile(v.Path("b", "__0_0.distcp"), []byte("tensors"), 0o644))
-	must(t, os.WriteFile(v.Path("b", ".metadata.tmp"), []byte("where"), 0o644))
+	blackbox.Must(t, os.Mkdir(v.Path("b"), 0o750)) // as DCP does it
+	blackbox.Must(t, os.WriteFile(v.Path("b", "__0_0.distcp"), []byte("tensors"), 0o644))
+	blackbox.Must(t, os.WriteFile(v.Path("b", ".metadata.tmp"), []byte("where"), 0o644))
 	seen([]string{"b"}, []string{"a"})
-	must(t, os.Rename(v.Path("b", ".metadata.tmp"), v.Path("b", ".metadata")))
+	blackbox.Must(t, os.Rename(v.Path("b", ".metadata.tmp"), v.Path("b", ".metadata")))
 	seen([]string{"b"}, []string{"a"}) // this process could write more
 	if code, out, errs := run(t, "publish", v.Path("b")); code != 0 {
 		t.Errorf("hbmfs publish: %d %q %q", code, out, errs)
 	}
 	seen(nil, []string{"a", "b"})
-	want(t, "another file", os.WriteFile(v.Path("b", "more"), nil, 0o644), unix.EROFS)
-	if info, err := os.Stat(filepath.Join(v.dir, "b")); err != nil || info.Mode().Perm() != 0o750 {
+	volumetest.Want(t, "another file", os.WriteFile(v.Path("b", "more"), nil, 0o644), unix.EROFS)
+	if info, err := os.Stat(filepath.Join(v.Dir, "b")); err != nil || info.Mode().Perm() != 0o750 {
 		t.Errorf("the published directory has mode %v, %v", info.Mode(), err)
 	}
 
-	must(t, os.Mkdir(v.Path("c"), 0o755))
-	must(t, os.Mkdir(v.Path("c", "empty"), 0o755))
-	must(t, os.WriteFile(v.Path("c", "model.safetensors"), []byte("weights"), 0o600))
+	blackbox.Must(t, os.Mkdir(v.Path("c"), 0o755))
+	blackbox.Must(t, os.Mkdir(v.Path("c", "empty"), 0o755))
+	blackbox.Must(t, os.WriteFile(v.Path("c", "model.safetensors"), []byte("weights"), 0o600))
 	if code, out, errs := run(t, "publish", v.Path("c")); code != 0 || out != "published "+v.Path("c")+"\n" || errs != "" {
 		t.Errorf("hbmfs publish: %d %q %q", code, out, errs)
 	}
@@ -72,15 +70,15 @@ func TestPublishing(t *testing.T) {
 	if code, _, errs := run(t, "publish", v.Path("c")); code != 1 || !strings.Contains(errs, "no draft") {
 		t.Errorf("hbmfs publish of a published one: %d %q", code, errs)
 	}
-	if code, out, errs := run(t, "checkpoint", "verify", filepath.Join(v.dir, "a"), v.Path("b"), v.Path("c")); code != 0 {
+	if code, out, errs := run(t, "checkpoint", "verify", filepath.Join(v.Dir, "a"), v.Path("b"), v.Path("c")); code != 0 {
 		t.Errorf("verify: %d %s%s", code, out, errs)
 	}
 	// A DCP save inside of NAME.tmp ends with the rename of that, as its writer means it.
-	v.draft(t, "d", map[string]string{".metadata.tmp": "where"})
-	must(t, os.Rename(v.Path("d.tmp", ".metadata.tmp"), v.Path("d.tmp", ".metadata")))
+	v.Draft(t, "d", map[string]string{".metadata.tmp": "where"})
+	blackbox.Must(t, os.Rename(v.Path("d.tmp", ".metadata.tmp"), v.Path("d.tmp", ".metadata")))
 	seen([]string{"d.tmp"}, []string{"a", "b", "c"})
-	must(t, os.Rename(v.Path("d.tmp"), v.Path("e.tmp")))
-	must(t, os.Rename(v.Path("e.tmp"), v.Path("f")))
+	blackbox.Must(t, os.Rename(v.Path("d.tmp"), v.Path("e.tmp")))
+	blackbox.Must(t, os.Rename(v.Path("e.tmp"), v.Path("f")))
 	seen(nil, []string{"a", "b", "c", "f"})
 }
 
@@ -91,35 +89,35 @@ func TestNameIsTheCheckpoints(t *testing.T) {
 	v := mount(t)
 	inode := func(path string) uint64 {
 		var st unix.Stat_t
-		must(t, unix.Stat(path, &st))
+		blackbox.Must(t, unix.Stat(path, &st))
 		return st.Ino
 	}
 	for i := range 3 {
 		renamed := fmt.Sprintf("renamed-%d", i)
-		draft := v.draft(t, renamed, map[string]string{"file": "bytes"})
+		draft := v.Draft(t, renamed, map[string]string{"file": "bytes"})
 		was := inode(draft)
-		must(t, v.publish(renamed))
+		blackbox.Must(t, v.Publish(renamed))
 		if now := inode(v.Path(renamed)); now == was {
 			t.Errorf("after the rename the name is still the draft's")
 		}
 		saved := v.Path(fmt.Sprintf("iter_%07d", i))
-		must(t, os.Mkdir(saved, 0o755))
-		must(t, os.WriteFile(saved+"/common.pt", []byte("bytes"), 0o644))
+		blackbox.Must(t, os.Mkdir(saved, 0o755))
+		blackbox.Must(t, os.WriteFile(saved+"/common.pt", []byte("bytes"), 0o644))
 		was = inode(saved)
-		must(t, os.WriteFile(v.Path("latest_checkpointed_iteration.txt"), []byte(fmt.Sprint(i)), 0o644))
+		blackbox.Must(t, os.WriteFile(v.Path("latest_checkpointed_iteration.txt"), []byte(fmt.Sprint(i)), 0o644))
 		if now := inode(saved); now == was {
 			t.Errorf("after Megatron's tracker the name is still the draft's")
 		}
-		want(t, "write what is published", os.WriteFile(saved+"/common.pt", nil, 0o644), unix.EROFS)
+		volumetest.Want(t, "write what is published", os.WriteFile(saved+"/common.pt", nil, 0o644), unix.EROFS)
 	}
 }
 
 func TestRefusals(t *testing.T) {
 	v := mount(t)
-	v.draft(t, "done", map[string]string{"file": "bytes"})
-	must(t, v.publish("done"))
-	dir := v.draft(t, "step", map[string]string{"file": "bytes", "sub/file": "x"})
-	v.draft(t, "next", map[string]string{"file": "bytes"})
+	v.Draft(t, "done", map[string]string{"file": "bytes"})
+	blackbox.Must(t, v.Publish("done"))
+	dir := v.Draft(t, "step", map[string]string{"file": "bytes", "sub/file": "x"})
+	v.Draft(t, "next", map[string]string{"file": "bytes"})
 	for _, c := range []struct {
 		name  string
 		err   error
@@ -162,27 +160,27 @@ func TestRefusals(t *testing.T) {
 		{"unlink of a draft", unix.Unlink(dir), unix.EISDIR, ""},
 		{"rename without a source", os.Rename(v.Path("none.tmp"), v.Path("none")), unix.ENOENT, ""},
 	} {
-		want(t, c.name, c.err, c.errno)
+		volumetest.Want(t, c.name, c.err, c.errno)
 		if c.says != "" {
 			logged(t, v, c.says)
 		}
 	}
 	// What somebody makes past the mount is named when it is published.
-	must(t, os.Symlink("/etc/passwd", filepath.Join(v.dir, ".step.hbmfs.tmp", "planted")))
-	want(t, "publish a planted link", v.publish("step"), unix.EINVAL)
-	v.said(t, `"planted" is no regular file`)
+	blackbox.Must(t, os.Symlink("/etc/passwd", filepath.Join(v.Dir, ".step.hbmfs.tmp", "planted")))
+	volumetest.Want(t, "publish a planted link", v.Publish("step"), unix.EINVAL)
+	v.Said(t, `"planted" is no regular file`)
 	if _, err := os.ReadFile(dir + "/planted"); err == nil {
 		t.Error("a planted link is followed")
 	}
-	must(t, os.RemoveAll(filepath.Join(v.dir, ".step.hbmfs.tmp", "planted")))
-	must(t, v.publish("step"))
+	blackbox.Must(t, os.RemoveAll(filepath.Join(v.Dir, ".step.hbmfs.tmp", "planted")))
+	blackbox.Must(t, v.Publish("step"))
 }
 
 // logged looks into the daemon's log, which has what the status has no room for.
-func logged(t *testing.T, v *volume, words string) {
+func logged(t *testing.T, v *volumetest.Volume, words string) {
 	t.Helper()
-	if !blackbox.Within(patience, func() bool {
-		text, err := os.ReadFile(v.log)
+	if !blackbox.Within(volumetest.Patience, func() bool {
+		text, err := os.ReadFile(v.Log)
 		return err == nil && strings.Contains(string(text), words)
 	}) {
 		t.Errorf("the log does not say %q", words)
@@ -193,7 +191,7 @@ func logged(t *testing.T, v *volume, words string) {
 func TestMountRefusals(t *testing.T) {
 	blackbox.NeedRoot(t)
 	dir, point := suite.NewDir(t), suite.NewDir(t)
-	must(t, os.Mkdir(dir+"/below", 0o755))
+	blackbox.Must(t, os.Mkdir(dir+"/below", 0o755))
 	for _, c := range []struct {
 		args []string
 		says string
@@ -211,19 +209,19 @@ func TestMountRefusals(t *testing.T) {
 		}
 	}
 	// Directories that are no checkpoints are not shown, and not removed; leftovers are removed.
-	must(t, os.WriteFile(dir+"/notes.txt", []byte("mine"), 0o644))
-	must(t, os.Mkdir(dir+"/.old.hbmfs.tmp", 0o700))
-	must(t, os.WriteFile(dir+"/.old.hbmfs.tmp/half", []byte("half"), 0o644))
+	blackbox.Must(t, os.WriteFile(dir+"/notes.txt", []byte("mine"), 0o644))
+	blackbox.Must(t, os.Mkdir(dir+"/.old.hbmfs.tmp", 0o700))
+	blackbox.Must(t, os.WriteFile(dir+"/.old.hbmfs.tmp/half", []byte("half"), 0o644))
 	v := mountAt(t, dir)
-	if names := listed(t, v.point); len(names) != 0 {
+	if names := volumetest.Listed(t, v.Point); len(names) != 0 {
 		t.Errorf("the mount shows %q", names)
 	}
-	want(t, "a draft of a foreign name", os.Mkdir(v.Path("notes.txt"), 0o755), unix.EEXIST)
-	notes := strings.Join(v.status(t).Notes, "\n")
+	volumetest.Want(t, "a draft of a foreign name", os.Mkdir(v.Path("notes.txt"), 0o755), unix.EEXIST)
+	notes := strings.Join(v.State(t).Notes, "\n")
 	if !strings.Contains(notes, "below, notes.txt") || !strings.Contains(notes, "were removed") {
 		t.Errorf("the notes are %q", notes)
 	}
-	if names := listed(t, dir); !slices.Equal(names, []string{"below", "notes.txt"}) {
+	if names := volumetest.Listed(t, dir); !slices.Equal(names, []string{"below", "notes.txt"}) {
 		t.Errorf("the directory has %q", names)
 	}
 }
@@ -231,19 +229,19 @@ func TestMountRefusals(t *testing.T) {
 // TestStatusNamesDrafts: who writes what, since when, with how many files open.
 func TestStatusNamesDrafts(t *testing.T) {
 	v := mount(t)
-	dir := v.draft(t, "step", map[string]string{"file": "bytes"})
+	dir := v.Draft(t, "step", map[string]string{"file": "bytes"})
 	f, err := os.OpenFile(dir+"/file", os.O_RDWR, 0)
-	must(t, err)
-	s := v.status(t).Checkpoints
+	blackbox.Must(t, err)
+	s := v.State(t).Checkpoints
 	if len(s.Drafts) != 1 || s.Drafts[0].Name != "step.tmp" || s.Drafts[0].Open != 1 || s.Drafts[0].UID != 0 || s.Drafts[0].Since.IsZero() || s.Free <= 0 {
 		t.Errorf("the status has %+v", s)
 	}
-	if code, out, errs := run(t, "status", v.point); code != 0 || !strings.Contains(out, "0 published, 0 B; 1 drafts") || !strings.Contains(out, "step.tmp of user 0, since") || strings.Contains(out, "0 files,") {
+	if code, out, errs := run(t, "status", v.Point); code != 0 || !strings.Contains(out, "0 published, 0 B; 1 drafts") || !strings.Contains(out, "step.tmp of user 0, since") || strings.Contains(out, "0 files,") {
 		t.Errorf("hbmfs status: %d %s%s", code, out, errs)
 	}
-	must(t, f.Close())
-	must(t, v.publish("step"))
-	s = v.status(t).Checkpoints
+	blackbox.Must(t, f.Close())
+	blackbox.Must(t, v.Publish("step"))
+	s = v.State(t).Checkpoints
 	if len(s.Drafts) != 0 || len(s.Published) != 1 || s.Published[0].Name != "step" || s.Published[0].State != "local" || s.Published[0].Size != 5 || s.Published[0].Files != 1 {
 		t.Errorf("the status has %+v", s)
 	}
@@ -253,10 +251,10 @@ func TestStatusNamesDrafts(t *testing.T) {
 func TestStatusKeepsSecrets(t *testing.T) {
 	v := mount(t)
 	dir := v.Path("private.tmp")
-	must(t, os.Mkdir(dir, 0o700))
+	blackbox.Must(t, os.Mkdir(dir, 0o700))
 	f, err := os.Create(dir + "/secret-name")
-	must(t, err)
-	want(t, "publish", v.publish("private"), unix.EBUSY)
+	blackbox.Must(t, err)
+	volumetest.Want(t, "publish", v.Publish("private"), unix.EBUSY)
 	if _, _, errs := run(t, "publish", dir); !strings.Contains(errs, `"secret-name" is still open`) {
 		t.Errorf("hbmfs publish says %q", errs)
 	}
@@ -264,21 +262,21 @@ func TestStatusKeepsSecrets(t *testing.T) {
 	if err != nil || strings.Contains(string(text), "secret-name") || !strings.Contains(string(text), "hbmfs publish says which") {
 		t.Errorf("the status has %s, %v", text, err)
 	}
-	must(t, f.Close())
-	must(t, v.publish("private"))
+	blackbox.Must(t, f.Close())
+	blackbox.Must(t, v.Publish("private"))
 }
 
 // TestUnmountEndsDrafts: drafts end with the mount, and what is published stays.
 func TestUnmountEndsDrafts(t *testing.T) {
 	v := mount(t)
-	v.draft(t, "done", map[string]string{"file": "bytes"})
-	must(t, v.publish("done"))
-	v.draft(t, "half", map[string]string{"file": "bytes"})
-	v.end(t)
-	if names := listed(t, v.dir); !slices.Equal(names, []string{"done"}) {
+	v.Draft(t, "done", map[string]string{"file": "bytes"})
+	blackbox.Must(t, v.Publish("done"))
+	v.Draft(t, "half", map[string]string{"file": "bytes"})
+	v.End(t)
+	if names := volumetest.Listed(t, v.Dir); !slices.Equal(names, []string{"done"}) {
 		t.Errorf("after the unmount there are %q", names)
 	}
-	again := mountAt(t, v.dir)
+	again := mountAt(t, v.Dir)
 	if text, err := os.ReadFile(again.Path("done", "file")); err != nil || string(text) != "bytes" {
 		t.Errorf("after another mount it has %q, %v", text, err)
 	}

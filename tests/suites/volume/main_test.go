@@ -1,5 +1,5 @@
 // Package volume_test tests the built hbmfs over real checkpoint volumes, as their users see them: plain programs that write drafts, the
-// command line, and readers of what is published.
+// command line, and readers of what is published. What becomes of them when daemons die and disks fail is tested in the folder faults.
 //
 // HBMFS_BINARY names the binary to test; under the race detector the daemon is built with it. Volumes need root: passthrough does.
 package volume_test
@@ -9,233 +9,80 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
-	"path/filepath"
-	"strings"
-	"syscall"
 	"testing"
-	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/control"
-	"github.com/hbmfs/hbmfs/internal/observe/status"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
-	"github.com/hbmfs/hbmfs/tests/blackbox/powerloss"
+	"github.com/hbmfs/hbmfs/tests/suites/volume/volumetest"
 )
 
-// patience bounds every wait of these tests.
-const patience = 30 * time.Second
-
-// nobody is the ordinary user of these tests, and other is another one.
-const (
-	nobody = 65534
-	other  = 4711
-)
-
+// suite is what all tests share; TestMain makes it.
 var suite *blackbox.Suite
 
 func TestMain(m *testing.M) {
-	if verb := os.Getenv(childVerb); verb != "" {
-		os.Exit(runChild(verb, os.Args[1:]))
+	if volumetest.ServeChild(map[string]func(args []string) error{
+		"mkdir":         func(args []string) error { return os.Mkdir(args[0], 0o755) },
+		"write":         func(args []string) error { return os.WriteFile(args[0], []byte(args[1]), 0o640) },
+		"read":          func(args []string) error { _, err := os.ReadFile(args[0]); return err },
+		"rename":        func(args []string) error { return os.Rename(args[0], args[1]) },
+		"rmdir":         func(args []string) error { return os.Remove(args[0]) },
+		"list":          func(args []string) error { _, err := os.ReadDir(args[0]); return err },
+		"fill":          func(args []string) error { return fill(args[0]) },
+		"ordinary":      func(args []string) error { return said(ordinary(args[0], args[1], args[2], args[3])) },
+		"ordinary past": func(args []string) error { return ordinaryPast(args[0], args[1], args[2]) }, // HBMFS DIRECTORY POINT
+		"begin":         func(args []string) error { return begin(args[0]) },                          // PATH
+		"attach": func(args []string) error {
+			_, err := control.AttachDraft(context.Background(), args[0], "test")
+			return err
+		},
+		"changes": func(args []string) error { return noChange(args[0]) }, // PUBLISHED
+	}) {
+		return
 	}
-	powerloss.ServeChild()
 	os.Exit(blackbox.Main("volume", &suite, m.Run))
 }
 
-// volume is a mounted checkpoint volume.
-type volume struct {
-	*blackbox.Mount
-	dir, point, log string
-}
-
-// mount mounts a new volume, that everybody may write to.
-func mount(t testing.TB, flags ...string) *volume {
-	t.Helper()
-	blackbox.NeedRoot(t)
-	dir := suite.NewDir(t)
-	must(t, os.Chmod(dir, 0o777))
-	return mountAt(t, dir, flags...)
-}
-
-func mountAt(t testing.TB, dir string, flags ...string) *volume {
-	t.Helper()
-	v := &volume{dir: dir, point: suite.NewDir(t), log: filepath.Join(suite.NewDir(t), "log")}
-	var err error
-	v.Mount, err = suite.Mount(context.Background(), dir, v.point, append(flags, "--checkpoints", "--allow-other", "--log-file", v.log)...)
-	must(t, err)
-	t.Cleanup(func() { v.end(t) })
-	return v
-}
-
-// end unmounts. The volume's daemon must end.
-func (v *volume) end(t testing.TB) {
-	t.Helper()
-	v.EndsWellYet(t, v.log, patience)
-}
-
-func (v *volume) status(t testing.TB) *status.Status {
-	t.Helper()
-	s := v.Status(t)
-	if s.Checkpoints == nil {
-		t.Fatal("the status has no checkpoints")
+// said is an error by its words alone, which are printed instead of an errno in it.
+func said(err error) error {
+	if err == nil {
+		return nil
 	}
-	return s
+	return errors.New(err.Error())
 }
 
-func (v *volume) pid(t testing.TB) int {
-	t.Helper()
-	return v.status(t).PID
+// begin begins a draft past FUSE and drops it. It prints why that failed before the errno.
+func begin(path string) error {
+	d, err := control.BeginDraft(context.Background(), path, 0, 1, "test")
+	if err != nil {
+		fmt.Println(err)
+		return err
+	}
+	return d.Drop(context.Background())
 }
 
-// said tells whether the status has a refusal with these words.
-func (v *volume) said(t testing.TB, words string) {
-	t.Helper()
-	refused := v.status(t).Checkpoints.Refused
-	for _, r := range refused {
-		if strings.Contains(r, words) {
-			return
+// noChange tries to change what is published.
+func noChange(published string) error {
+	for _, c := range changes {
+		if err := c.do(published); err == nil {
+			return fmt.Errorf("%s was done", c.name)
 		}
 	}
-	t.Errorf("the status does not say %q: %q", words, refused)
+	return nil
 }
 
-// publish renames NAME.tmp to NAME.
-func (v *volume) publish(name string) error { return os.Rename(v.Path(name+".tmp"), v.Path(name)) }
-
-// draft makes a draft NAME.tmp with files.
-func (v *volume) draft(t testing.TB, name string, files map[string]string) string {
+func mount(t testing.TB, flags ...string) *volumetest.Volume {
 	t.Helper()
-	dir := v.Path(name + ".tmp")
-	must(t, os.Mkdir(dir, 0o755))
-	for file, text := range files {
-		must(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, file)), 0o755))
-		must(t, os.WriteFile(filepath.Join(dir, file), []byte(text), 0o644))
-	}
-	return dir
+	return volumetest.Mount(t, suite, flags...)
 }
 
-// kill ends the daemon, and waits until the next one serves.
-func (v *volume) kill(t testing.TB) {
+func mountAt(t testing.TB, dir string, flags ...string) *volumetest.Volume {
 	t.Helper()
-	v.Replace(t, patience)
-}
-
-// listed gives the names in a directory.
-func listed(t testing.TB, dir string) (names []string) {
-	t.Helper()
-	entries, err := os.ReadDir(dir)
-	must(t, err)
-	for _, e := range entries {
-		names = append(names, e.Name())
-	}
-	return names
-}
-
-// want fails the test where an error is not this one. 0: none.
-func want(t testing.TB, what string, err error, errno syscall.Errno) {
-	t.Helper()
-	if errno == 0 && err == nil || errno != 0 && errors.Is(err, errno) {
-		return
-	}
-	t.Errorf("%s: %v, want %s", what, err, unix.ErrnoName(errno))
-}
-
-func must(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	return volumetest.MountAt(t, suite, dir, flags...)
 }
 
 // run runs hbmfs to its end.
 func run(t testing.TB, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
-	defer cancel()
-	cmd := suite.Command(ctx, args...)
-	var out, errs strings.Builder
-	cmd.Stdout, cmd.Stderr = &out, &errs
-	err := cmd.Run()
-	var exit *exec.ExitError
-	if err != nil && !errors.As(err, &exit) {
-		t.Fatalf("run %q: %v", args, err)
-	}
-	return cmd.ProcessState.ExitCode(), out.String(), errs.String()
-}
-
-// childVerb in the environment makes this program do one thing as another user, and end.
-const childVerb = "HBMFS_TEST_CHILD"
-
-// as runs a verb of runChild as a user, and gives what it printed.
-func as(t testing.TB, uid uint32, groups []uint32, verb string, args ...string) string {
-	t.Helper()
-	cmd := exec.Command("/proc/self/exe", args...)
-	cmd.Env = append(os.Environ(), childVerb+"="+verb)
-	cmd.Dir = "/"
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid, Groups: groups}}
-	out, err := cmd.CombinedOutput()
-	var exit *exec.ExitError
-	if err != nil && !errors.As(err, &exit) {
-		t.Fatal(err)
-	}
-	return strings.TrimSpace(string(out))
-}
-
-// runChild does one thing and prints "ok", or the errno's name.
-func runChild(verb string, args []string) int {
-	var err error
-	switch verb {
-	case "mkdir":
-		err = os.Mkdir(args[0], 0o755)
-	case "write":
-		err = os.WriteFile(args[0], []byte(args[1]), 0o640)
-	case "read":
-		_, err = os.ReadFile(args[0])
-	case "rename":
-		err = os.Rename(args[0], args[1])
-	case "rmdir":
-		err = os.Remove(args[0])
-	case "fill":
-		err = fill(args[0])
-	case "ordinary":
-		if err = ordinary(args[0], args[1], args[2], args[3]); err != nil {
-			fmt.Println(err)
-			return 1
-		}
-	case "list":
-		_, err = os.ReadDir(args[0])
-	case "past": // PATH STEP
-		err = past(args[0], args[1])
-	case "ordinary past": // HBMFS DIRECTORY POINT
-		err = ordinaryPast(args[0], args[1], args[2])
-	case "begin": // PATH
-		var d *control.DraftClient
-		if d, err = control.BeginDraft(context.Background(), args[0], 0, 1, "test"); err == nil {
-			err = d.Drop(context.Background())
-		} else {
-			fmt.Println(err)
-		}
-	case "attach":
-		_, err = control.AttachDraft(context.Background(), args[0], "test")
-	case "changes": // PUBLISHED
-		for _, c := range changes {
-			if err := c.do(args[0]); err == nil {
-				fmt.Println(c.name, "was done")
-				return 1
-			}
-		}
-	default:
-		err = fmt.Errorf("unknown verb %q", verb)
-	}
-	var errno syscall.Errno
-	switch {
-	case err == nil:
-		fmt.Println("ok")
-	case errors.As(err, &errno):
-		fmt.Println(unix.ErrnoName(errno))
-	default:
-		fmt.Println(err)
-	}
-	return 0
+	r := suite.Run(t, args...)
+	return r.Code, r.Stdout, r.Stderr
 }

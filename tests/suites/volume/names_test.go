@@ -7,38 +7,40 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/suites/volume/volumetest"
 )
 
 // TestNamesAreRefusedWhenTheyAreMade: publishing has nothing to complain of then.
 func TestNamesAreRefusedWhenTheyAreMade(t *testing.T) {
 	v := mount(t)
-	dir := v.draft(t, "step", map[string]string{"file": "bytes"})
+	dir := v.Draft(t, "step", map[string]string{"file": "bytes"})
 	for _, name := range []string{"new\nline", "bell\a", "\x1b[31m", "\xff\xfe", "caf\xe9", "del\x7f"} {
 		path := dir + "/" + name
-		want(t, "mkdir", os.Mkdir(path, 0o755), unix.EINVAL)
-		want(t, "create", os.WriteFile(path, nil, 0o644), unix.EINVAL)
-		want(t, "mknod", unix.Mknod(path, unix.S_IFREG|0o644, 0), unix.EINVAL)
-		want(t, "rename", os.Rename(dir+"/file", path), unix.EINVAL)
+		volumetest.Want(t, "mkdir", os.Mkdir(path, 0o755), unix.EINVAL)
+		volumetest.Want(t, "create", os.WriteFile(path, nil, 0o644), unix.EINVAL)
+		volumetest.Want(t, "mknod", unix.Mknod(path, unix.S_IFREG|0o644, 0), unix.EINVAL)
+		volumetest.Want(t, "rename", os.Rename(dir+"/file", path), unix.EINVAL)
 	}
-	v.said(t, "control characters")
+	v.Said(t, "control characters")
 	deep := dir + strings.Repeat("/d", 64)
-	must(t, os.MkdirAll(deep, 0o755))
-	must(t, os.WriteFile(deep+"/file", []byte("bytes"), 0o644))
-	want(t, "a 65th directory", os.Mkdir(deep+"/e", 0o755), unix.EINVAL)
-	v.said(t, "65 deep")
-	must(t, os.MkdirAll(dir+"/two/levels", 0o755))
-	must(t, os.Mkdir(dir+"/one", 0o755))
+	blackbox.Must(t, os.MkdirAll(deep, 0o755))
+	blackbox.Must(t, os.WriteFile(deep+"/file", []byte("bytes"), 0o644))
+	volumetest.Want(t, "a 65th directory", os.Mkdir(deep+"/e", 0o755), unix.EINVAL)
+	v.Said(t, "65 deep")
+	blackbox.Must(t, os.MkdirAll(dir+"/two/levels", 0o755))
+	blackbox.Must(t, os.Mkdir(dir+"/one", 0o755))
 	above := filepath.Dir(deep)
-	want(t, "a tree that gets too deep", os.Rename(dir+"/two", above+"/two"), unix.EINVAL)
-	must(t, os.Rename(dir+"/one", above+"/one"))
-	want(t, "an exchange that gets too deep", unix.Renameat2(unix.AT_FDCWD, above+"/one", unix.AT_FDCWD, dir+"/two", unix.RENAME_EXCHANGE), unix.EINVAL)
-	must(t, v.publish("step"))
+	volumetest.Want(t, "a tree that gets too deep", os.Rename(dir+"/two", above+"/two"), unix.EINVAL)
+	blackbox.Must(t, os.Rename(dir+"/one", above+"/one"))
+	volumetest.Want(t, "an exchange that gets too deep", unix.Renameat2(unix.AT_FDCWD, above+"/one", unix.AT_FDCWD, dir+"/two", unix.RENAME_EXCHANGE), unix.EINVAL)
+	blackbox.Must(t, v.Publish("step"))
 }
 
 // TestOthersRemoveTheTree: shutil.rmtree by several processes at once raises nothing, as on the disk.
@@ -48,7 +50,7 @@ func TestOthersRemoveTheTree(t *testing.T) {
 		t.Skip("needs python3")
 	}
 	v := mount(t)
-	dir := v.draft(t, "step", nil)
+	dir := v.Draft(t, "step", nil)
 	const program = `
 import shutil, sys
 for line in sys.stdin:
@@ -63,26 +65,26 @@ for line in sys.stdin:
 		said := &strings.Builder{}
 		cmd.Stderr = said
 		order, err := cmd.StdinPipe()
-		must(t, err)
+		blackbox.Must(t, err)
 		answer, err := cmd.StdoutPipe()
-		must(t, err)
-		must(t, cmd.Start())
+		blackbox.Must(t, err)
+		blackbox.Must(t, cmd.Start())
 		orders, answers = append(orders, order), append(answers, bufio.NewScanner(answer))
 		defer func() {
-			must(t, order.Close())
+			blackbox.Must(t, order.Close())
 			if err := cmd.Wait(); err != nil {
 				t.Errorf("%v\n%s", err, said)
 			}
 		}()
 	}
 	for i := range blackbox.Rounds(5, 20) {
-		tree := filepath.Join(dir, itoa(i))
+		tree := filepath.Join(dir, strconv.Itoa(i))
 		for k := range subs {
-			must(t, os.MkdirAll(filepath.Join(tree, itoa(k), "sub"), 0o755))
+			blackbox.Must(t, os.MkdirAll(filepath.Join(tree, strconv.Itoa(k), "sub"), 0o755))
 		}
 		for _, to := range orders {
 			_, err := fmt.Fprintln(to, tree)
-			must(t, err)
+			blackbox.Must(t, err)
 		}
 		for _, from := range answers {
 			if !from.Scan() {

@@ -13,6 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/suites/volume/volumetest"
 )
 
 // Of <linux/userfaultfd.h>.
@@ -36,9 +38,9 @@ func pinPage(t *testing.T, f *os.File) *pinned {
 	t.Helper()
 	page := os.Getpagesize()
 	m, err := unix.Mmap(int(f.Fd()), 0, page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	must(t, err)
+	blackbox.Must(t, err)
 	from, err := unix.Mmap(-1, 0, page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-	must(t, err)
+	blackbox.Must(t, err)
 	fd, _, errno := unix.Syscall(unix.SYS_USERFAULTFD, unix.O_CLOEXEC, 0, 0)
 	if errno != 0 {
 		t.Skipf("needs userfaultfd: %v", errno)
@@ -56,7 +58,7 @@ func pinPage(t *testing.T, f *os.File) *pinned {
 	}()
 	var fault [32]byte
 	_, err = unix.Read(p.faults, fault[:]) // once the system call has pinned the page, and waits
-	must(t, errors.Join(err, unix.Munmap(m), f.Close()))
+	blackbox.Must(t, errors.Join(err, unix.Munmap(m), f.Close()))
 	return p
 }
 
@@ -65,7 +67,7 @@ func (p *pinned) write(t *testing.T) {
 	t.Helper()
 	page := bytes.Repeat([]byte("X"), len(p.from))
 	ioctl(t, p.faults, uffdCopy, &[5]uint64{uint64(uintptr(unsafe.Pointer(&p.from[0]))), uint64(uintptr(unsafe.Pointer(&page[0]))), uint64(len(page))})
-	must(t, errors.Join(<-p.over, unix.Close(p.faults), unix.Munmap(p.from)))
+	blackbox.Must(t, errors.Join(<-p.over, unix.Close(p.faults), unix.Munmap(p.from)))
 }
 
 func ioctl[T any](t *testing.T, fd int, request uintptr, argument *T) {
@@ -75,10 +77,10 @@ func ioctl[T any](t *testing.T, fd int, request uintptr, argument *T) {
 	}
 }
 
-// TestPinnedPages: a page of a shared mapping that a system call has pinned is a pen, too. What was published never changes. In memory (tmpfs) nobody can
+// TestPinnedPages: a page of a shared mapping that a system call has pinned is a pen, too. What was published never changes. In memory (tmpfs) volumetest.Nobody can
 // tell, and verify finds the change.
 func TestPinnedPages(t *testing.T) {
-	mount(t).end(t) // skips where nothing can be mounted
+	mount(t).End(t) // skips where nothing can be mounted
 	t.Run("xfs", func(t *testing.T) {
 		v := onXFS(t)
 		pinAndPublish(t, v, false)
@@ -97,9 +99,9 @@ func TestPinnedPages(t *testing.T) {
 	t.Run("tmpfs", func(t *testing.T) {
 		v := mountAt(t, onTmpfs(t))
 		p := pinPage(t, mappedFile(t, v, "step"))
-		must(t, v.publish("step"))
+		blackbox.Must(t, v.Publish("step"))
 		p.write(t)
-		if code, out, errs := run(t, "checkpoint", "verify", filepath.Join(v.dir, "step")); code == 0 || !strings.Contains(out+errs, `"file"`) {
+		if code, out, errs := run(t, "checkpoint", "verify", filepath.Join(v.Dir, "step")); code == 0 || !strings.Contains(out+errs, `"file"`) {
 			t.Errorf("verify: %d %s%s", code, out, errs)
 		}
 	})
@@ -109,65 +111,65 @@ func TestPinnedPages(t *testing.T) {
 func onTmpfs(t *testing.T) string {
 	t.Helper()
 	point := suite.NewDir(t)
-	must(t, unix.Mount("none", point, "tmpfs", 0, "mode=0777,size=64m"))
-	t.Cleanup(func() { must(t, unix.Unmount(point, 0)) })
+	blackbox.Must(t, unix.Mount("none", point, "tmpfs", 0, "mode=0777,size=64m"))
+	t.Cleanup(func() { blackbox.Must(t, unix.Unmount(point, 0)) })
 	return point
 }
 
 // mappedFile makes a draft with a file, and opens that for reading and writing.
-func mappedFile(t *testing.T, v *volume, name string) *os.File {
+func mappedFile(t *testing.T, v *volumetest.Volume, name string) *os.File {
 	t.Helper()
-	dir := v.draft(t, name, map[string]string{"file": strings.Repeat("x", 100_000), "other": "bytes"})
+	dir := v.Draft(t, name, map[string]string{"file": strings.Repeat("x", 100_000), "other": "bytes"})
 	f, err := os.OpenFile(dir+"/file", os.O_RDWR, 0)
-	must(t, err)
+	blackbox.Must(t, err)
 	return f
 }
 
-func pinAndPublish(t *testing.T, v *volume, replaced bool) {
+func pinAndPublish(t *testing.T, v *volumetest.Volume, replaced bool) {
 	f := mappedFile(t, v, "step")
 	reader, err := os.Open(v.Path("step.tmp", "other")) // written, but never mapped for writing: readers are no reason to wait
-	must(t, err)
+	blackbox.Must(t, err)
 	m, err := unix.Mmap(int(reader.Fd()), 0, 5, unix.PROT_READ, unix.MAP_SHARED)
-	must(t, err)
+	blackbox.Must(t, err)
 	p := pinPage(t, f)
 	if replaced {
-		must(t, errors.Join(unix.Munmap(m), reader.Close()))
-		v.kill(t)
+		blackbox.Must(t, errors.Join(unix.Munmap(m), reader.Close()))
+		v.Kill(t)
 	} else {
-		want(t, "publish with a page pinned", v.publish("step"), unix.EBUSY)
+		volumetest.Want(t, "publish with a page pinned", v.Publish("step"), unix.EBUSY)
 	}
 	code, out, errs := run(t, "publish", v.Path("step.tmp"))
 	if code == 0 || !strings.Contains(out+errs, `"file"`) || !strings.Contains(out+errs, "of its pages are in use") {
 		t.Errorf("publish: %d %s%s", code, out, errs)
 	}
 	p.write(t)
-	must(t, v.publish("step"))
+	blackbox.Must(t, v.Publish("step"))
 	if !replaced {
-		must(t, errors.Join(unix.Munmap(m), reader.Close()))
+		blackbox.Must(t, errors.Join(unix.Munmap(m), reader.Close()))
 	}
 	text, err := os.ReadFile(v.Path("step", "file"))
 	if err != nil || !bytes.HasPrefix(text, []byte("XXXXXXXXxx")) {
 		t.Errorf("it has %.10q, %v", text, err)
 	}
-	if code, out, errs := run(t, "checkpoint", "verify", filepath.Join(v.dir, "step")); code != 0 {
+	if code, out, errs := run(t, "checkpoint", "verify", filepath.Join(v.Dir, "step")); code != 0 {
 		t.Errorf("verify: %d %s%s", code, out, errs)
 	}
-	must(t, os.Remove(v.Path("step")))
+	blackbox.Must(t, os.Remove(v.Path("step")))
 }
 
 // pinPast is the same with a writer past FUSE, whose pen is open for reading and writing.
-func pinPast(t *testing.T, v *volume) {
+func pinPast(t *testing.T, v *volumetest.Volume) {
 	d, err := control.BeginDraft(t.Context(), v.Path("past"), 0, 1, "test")
-	must(t, err)
+	blackbox.Must(t, err)
 	data := bytes.Repeat([]byte("x"), 100_000)
 	first, pens, err := d.Add(t.Context(), control.NewFile{Name: "file", Size: int64(len(data))})
-	must(t, err)
+	blackbox.Must(t, err)
 	_, err = pens[0].Write(data)
-	must(t, errors.Join(err, pens[0].Truncate(int64(len(data))), pens[0].Sync()))
+	blackbox.Must(t, errors.Join(err, pens[0].Truncate(int64(len(data))), pens[0].Sync()))
 	p := pinPage(t, pens[0])
-	must(t, d.Seal(t.Context(), first, sumsOf(data)))
-	want(t, "publish past FUSE with a page pinned", d.Publish(t.Context(), 1, int64(len(data))), unix.EBUSY)
+	blackbox.Must(t, d.Seal(t.Context(), first, volumetest.SumsOf(data)))
+	volumetest.Want(t, "publish past FUSE with a page pinned", d.Publish(t.Context(), 1, int64(len(data))), unix.EBUSY)
 	p.write(t)
-	must(t, d.Publish(t.Context(), 1, int64(len(data))))
-	must(t, os.Remove(v.Path("past")))
+	blackbox.Must(t, d.Publish(t.Context(), 1, int64(len(data))))
+	blackbox.Must(t, os.Remove(v.Path("past")))
 }

@@ -8,11 +8,15 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/suites/volume/volumetest"
 )
 
 // posixCases are things that programs do in a directory. Each gives a text of what it saw, that must be the same in a draft as in a plain
@@ -456,15 +460,15 @@ func TestPOSIX(t *testing.T) {
 	posix(t, v)
 }
 
-func posix(t *testing.T, v *volume) {
+func posix(t *testing.T, v *volumetest.Volume) {
 	t.Helper()
 	beside := suite.NewDir(t)
-	draft := v.draft(t, "posix", nil)
+	draft := v.Draft(t, "posix", nil)
 	for i, c := range posixCases {
 		t.Run(c.name, func(t *testing.T) {
-			plain, here := filepath.Join(beside, itoa(i)), filepath.Join(draft, itoa(i))
-			must(t, os.Mkdir(plain, 0o755))
-			must(t, os.Mkdir(here, 0o755))
+			plain, here := filepath.Join(beside, strconv.Itoa(i)), filepath.Join(draft, strconv.Itoa(i))
+			blackbox.Must(t, os.Mkdir(plain, 0o755))
+			blackbox.Must(t, os.Mkdir(here, 0o755))
 			want := strings.ReplaceAll(c.do(plain), plain, "DIR")
 			got := strings.ReplaceAll(c.do(here), here, "DIR")
 			if got != want {

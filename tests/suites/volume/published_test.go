@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/suites/volume/volumetest"
 )
 
 // change is a way to change something published: NAME/file with the text "bytes", and NAME/sub/file.
@@ -102,12 +104,12 @@ var heldChanges = []struct {
 	{"futimens", func(fd int) error { return unix.Futimes(fd, make([]unix.Timeval, 2)) }},
 	{"fsetxattr", func(fd int) error { return unix.Fsetxattr(fd, "user.x", []byte("y"), 0) }},
 	{"open again for writing", func(fd int) error {
-		return openThen("/proc/self/fd/"+itoa(fd), unix.O_RDWR, done)
+		return openThen("/proc/self/fd/"+strconv.Itoa(fd), unix.O_RDWR, done)
 	}},
 	{"open again and cut", func(fd int) error {
-		return openThen("/proc/self/fd/"+itoa(fd), unix.O_WRONLY|unix.O_TRUNC, done)
+		return openThen("/proc/self/fd/"+strconv.Itoa(fd), unix.O_WRONLY|unix.O_TRUNC, done)
 	}},
-	{"truncate by it", func(fd int) error { return unix.Truncate("/proc/self/fd/"+itoa(fd), 0) }},
+	{"truncate by it", func(fd int) error { return unix.Truncate("/proc/self/fd/"+strconv.Itoa(fd), 0) }},
 	{"map writable", func(fd int) error {
 		_, err := unix.Mmap(fd, 0, 5, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 		return err
@@ -122,38 +124,38 @@ var heldChanges = []struct {
 		return err
 	}},
 	{"link it", func(fd int) error {
-		return unix.Linkat(unix.AT_FDCWD, "/proc/self/fd/"+itoa(fd), unix.AT_FDCWD, os.TempDir()+"/hbmfs-link", unix.AT_SYMLINK_FOLLOW)
+		return unix.Linkat(unix.AT_FDCWD, "/proc/self/fd/"+strconv.Itoa(fd), unix.AT_FDCWD, os.TempDir()+"/hbmfs-link", unix.AT_SYMLINK_FOLLOW)
 	}},
 }
 
 // TestPublishedNeverChanges tries each way to change a published file, as root, as its owner and as another user.
 func TestPublishedNeverChanges(t *testing.T) {
 	v := mount(t)
-	dir := v.draft(t, "step", map[string]string{"file": "bytes", "sub/file": "below"})
-	must(t, filepath.Walk(dir, func(path string, _ os.FileInfo, err error) error {
+	dir := v.Draft(t, "step", map[string]string{"file": "bytes", "sub/file": "below"})
+	blackbox.Must(t, filepath.Walk(dir, func(path string, _ os.FileInfo, err error) error {
 		if err == nil {
-			err = os.Chown(path, nobody, nobody)
+			err = os.Chown(path, volumetest.Nobody, volumetest.Nobody)
 		}
 		return err
 	}))
 	before, err := unix.Open(dir+"/file", unix.O_RDONLY, 0)
-	must(t, err)
+	blackbox.Must(t, err)
 	defer func() { _ = unix.Close(before) }()
 	inDir, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY, 0)
-	must(t, err)
+	blackbox.Must(t, err)
 	defer func() { _ = unix.Close(inDir) }()
 	mapped, err := unix.Mmap(before, 0, 5, unix.PROT_READ, unix.MAP_SHARED)
-	must(t, err)
+	blackbox.Must(t, err)
 	defer func() { _ = unix.Munmap(mapped) }()
-	must(t, v.publish("step"))
+	blackbox.Must(t, v.Publish("step"))
 	same := func(how string) {
 		t.Helper()
-		for _, path := range []string{v.Path("step", "file"), filepath.Join(v.dir, "step", "file")} {
+		for _, path := range []string{v.Path("step", "file"), filepath.Join(v.Dir, "step", "file")} {
 			if text, err := os.ReadFile(path); err != nil || string(text) != "bytes" || string(mapped) != "bytes" {
 				t.Fatalf("after %s %s has %q, %v, and the mapping %q", how, path, text, err, mapped)
 			}
 		}
-		if names := listed(t, v.Path("step")); !slices.Equal(names, []string{".hbmfs-manifest.json", "file", "sub"}) {
+		if names := volumetest.Listed(t, v.Path("step")); !slices.Equal(names, []string{".hbmfs-manifest.json", "file", "sub"}) {
 			t.Fatalf("after %s there are %q", how, names)
 		}
 	}
@@ -175,21 +177,21 @@ func TestPublishedNeverChanges(t *testing.T) {
 			t.Errorf("%s was opened for writing by an older directory", name)
 		}
 	}
-	want(t, "unlink by an older directory", unix.Unlinkat(inDir, "file", 0), unix.EROFS)
-	want(t, "mkdir by an older directory", unix.Mkdirat(inDir, "new", 0o755), unix.EROFS)
-	want(t, "rename by an older directory", unix.Renameat(inDir, "file", inDir, "new"), unix.EROFS)
-	want(t, "chmod an older directory", unix.Fchmod(inDir, 0o777), unix.EROFS)
+	volumetest.Want(t, "unlink by an older directory", unix.Unlinkat(inDir, "file", 0), unix.EROFS)
+	volumetest.Want(t, "mkdir by an older directory", unix.Mkdirat(inDir, "new", 0o755), unix.EROFS)
+	volumetest.Want(t, "rename by an older directory", unix.Renameat(inDir, "file", inDir, "new"), unix.EROFS)
+	volumetest.Want(t, "chmod an older directory", unix.Fchmod(inDir, 0o777), unix.EROFS)
 	if err := unix.Mprotect(mapped, unix.PROT_READ|unix.PROT_WRITE); err == nil {
 		t.Error("an older mapping was made writable")
 	}
 	same("all of them")
-	for _, user := range []uint32{nobody, other} {
-		if said := as(t, user, nil, "changes", v.Path("step")); said != "ok" {
+	for _, user := range []uint32{volumetest.Nobody, volumetest.Other} {
+		if said := volumetest.As(t, user, nil, "changes", v.Path("step")); said != "ok" {
 			t.Errorf("as user %d: %s", user, said)
 		}
 		same("another user")
 	}
-	v.kill(t)
+	v.Kill(t)
 	for _, c := range changes {
 		if err := c.do(v.Path("step")); err == nil {
 			t.Errorf("%s was done after a hand-over", c.name)
@@ -204,59 +206,59 @@ func TestNobodyKeepsAPen(t *testing.T) {
 	cases := map[string]func(path string) (release func()){
 		"a descriptor": func(path string) func() {
 			fd, err := unix.Open(path, unix.O_WRONLY, 0)
-			must(t, err)
+			blackbox.Must(t, err)
 			return func() { _ = unix.Close(fd) }
 		},
 		"a descriptor to append": func(path string) func() {
 			fd, err := unix.Open(path, unix.O_RDWR|unix.O_APPEND, 0)
-			must(t, err)
+			blackbox.Must(t, err)
 			return func() { _ = unix.Close(fd) }
 		},
 		"a direct descriptor": func(path string) func() {
 			fd, err := unix.Open(path, unix.O_RDWR|unix.O_DIRECT, 0)
-			must(t, err)
+			blackbox.Must(t, err)
 			return func() { _ = unix.Close(fd) }
 		},
 		"a mapping": func(path string) func() {
 			fd, err := unix.Open(path, unix.O_RDWR, 0)
-			must(t, err)
+			blackbox.Must(t, err)
 			m, err := unix.Mmap(fd, 0, 5, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-			must(t, err)
+			blackbox.Must(t, err)
 			_ = unix.Close(fd)
 			return func() { _ = unix.Munmap(m) }
 		},
 		"a mapping that may become writable": func(path string) func() {
 			fd, err := unix.Open(path, unix.O_RDWR, 0)
-			must(t, err)
+			blackbox.Must(t, err)
 			m, err := unix.Mmap(fd, 0, 5, unix.PROT_READ, unix.MAP_SHARED)
-			must(t, err)
+			blackbox.Must(t, err)
 			_ = unix.Close(fd)
 			return func() { _ = unix.Munmap(m) }
 		},
 		"a descriptor under way": func(path string) func() {
 			fd, err := unix.Open(path, unix.O_RDWR, 0)
-			must(t, err)
+			blackbox.Must(t, err)
 			pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0)
-			must(t, err)
-			must(t, unix.Sendmsg(pair[0], []byte("x"), unix.UnixRights(fd), nil, 0))
+			blackbox.Must(t, err)
+			blackbox.Must(t, unix.Sendmsg(pair[0], []byte("x"), unix.UnixRights(fd), nil, 0))
 			_ = unix.Close(fd)
 			return func() { _ = unix.Close(pair[0]); _ = unix.Close(pair[1]) }
 		},
 	}
 	for name, hold := range cases {
 		t.Run(name, func(t *testing.T) {
-			dir := v.draft(t, "step", map[string]string{"first": "closed", "sub/weights": "bytes"})
+			dir := v.Draft(t, "step", map[string]string{"first": "closed", "sub/weights": "bytes"})
 			release := hold(dir + "/sub/weights")
-			want(t, "rename", v.publish("step"), unix.EBUSY)
-			v.said(t, `"sub/weights"`)
+			volumetest.Want(t, "rename", v.Publish("step"), unix.EBUSY)
+			v.Said(t, `"sub/weights"`)
 			code, _, stderr := run(t, "publish", dir)
 			if code != 1 || !strings.Contains(stderr, `"sub/weights" is still open for writing, or mapped`) {
 				t.Errorf("hbmfs publish ends with %d and says %q", code, stderr)
 			}
-			must(t, os.WriteFile(dir+"/later", []byte("it goes on"), 0o644))
+			blackbox.Must(t, os.WriteFile(dir+"/later", []byte("it goes on"), 0o644))
 			release()
-			must(t, v.publish("step"))
-			must(t, os.Remove(v.Path("step")))
+			blackbox.Must(t, v.Publish("step"))
+			blackbox.Must(t, os.Remove(v.Path("step")))
 		})
 	}
 }
@@ -264,14 +266,14 @@ func TestNobodyKeepsAPen(t *testing.T) {
 // TestReadersKeepNothing: readers do not keep a draft from being published, and go on.
 func TestReadersKeepNothing(t *testing.T) {
 	v := mount(t)
-	dir := v.draft(t, "step", map[string]string{"file": "bytes"})
+	dir := v.Draft(t, "step", map[string]string{"file": "bytes"})
 	f, err := os.Open(dir + "/file")
-	must(t, err)
+	blackbox.Must(t, err)
 	defer func() { _ = f.Close() }()
 	copyOnWrite, err := unix.Mmap(int(f.Fd()), 0, 5, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE)
-	must(t, err)
+	blackbox.Must(t, err)
 	defer func() { _ = unix.Munmap(copyOnWrite) }()
-	must(t, v.publish("step"))
+	blackbox.Must(t, v.Publish("step"))
 	copyOnWrite[0] = 'B'
 	text := make([]byte, 5)
 	if _, err := f.ReadAt(text, 0); err != nil || string(text) != "bytes" {
@@ -285,18 +287,18 @@ func TestReadersKeepNothing(t *testing.T) {
 // TestRemoval: a published checkpoint is removed as a whole, by its owner or root.
 func TestRemoval(t *testing.T) {
 	v := mount(t)
-	v.draft(t, "step", map[string]string{"file": "bytes", "sub/deep/file": "below"})
-	must(t, v.publish("step"))
+	v.Draft(t, "step", map[string]string{"file": "bytes", "sub/deep/file": "below"})
+	blackbox.Must(t, v.Publish("step"))
 	f, err := os.Open(v.Path("step", "file"))
-	must(t, err)
+	blackbox.Must(t, err)
 	defer func() { _ = f.Close() }()
-	if said := as(t, nobody, nil, "rmdir", v.Path("step")); said != "EPERM" {
+	if said := volumetest.As(t, volumetest.Nobody, nil, "rmdir", v.Path("step")); said != "EPERM" {
 		t.Errorf("another user's rmdir: %s", said)
 	}
-	want(t, "rm of one file", os.Remove(v.Path("step", "file")), unix.EROFS)
-	v.said(t, "hbmfs checkpoint rm "+v.point+"/NAME")
-	must(t, os.Remove(v.Path("step")))
-	if names := listed(t, v.dir); len(names) != 0 {
+	volumetest.Want(t, "rm of one file", os.Remove(v.Path("step", "file")), unix.EROFS)
+	v.Said(t, "hbmfs checkpoint rm "+v.Point+"/NAME")
+	blackbox.Must(t, os.Remove(v.Path("step")))
+	if names := volumetest.Listed(t, v.Dir); len(names) != 0 {
 		t.Errorf("%q are left", names)
 	}
 	if _, err := os.Stat(v.Path("step")); !os.IsNotExist(err) {
@@ -306,24 +308,24 @@ func TestRemoval(t *testing.T) {
 	if _, err := f.ReadAt(text, 0); err != nil || string(text) != "bytes" {
 		t.Errorf("a reader that has it open reads %q, %v", text, err)
 	}
-	v.draft(t, "step", map[string]string{"file": "again"})
-	must(t, v.publish("step"))
+	v.Draft(t, "step", map[string]string{"file": "again"})
+	blackbox.Must(t, v.Publish("step"))
 	if text, err := os.ReadFile(v.Path("step", "file")); err != nil || string(text) != "again" {
 		t.Errorf("the next one has %q, %v", text, err)
 	}
 	// As shutil.rmtree(ignore_errors=True) does, with which trainers rotate checkpoints.
 	_ = os.Remove(v.Path("step", "file"))
-	must(t, syscall.Rmdir(v.Path("step")))
-	v.draft(t, "step", map[string]string{"file": "and again"})
-	must(t, v.publish("step"))
-	v.draft(t, "next", map[string]string{"file": "a draft"})
+	blackbox.Must(t, syscall.Rmdir(v.Path("step")))
+	v.Draft(t, "step", map[string]string{"file": "and again"})
+	blackbox.Must(t, v.Publish("step"))
+	v.Draft(t, "next", map[string]string{"file": "a draft"})
 	if code, out, said := run(t, "checkpoint", "rm", v.Path("next.tmp")); code != 1 || !strings.Contains(said, "is no checkpoint") {
 		t.Errorf("checkpoint rm of a draft: exit code %d, %s%s", code, out, said)
 	}
 	if code, out, said := run(t, "checkpoint", "rm", v.Path("step")); code != 0 || out != "removed "+v.Path("step")+"\n" {
 		t.Errorf("checkpoint rm: exit code %d, %s%s", code, out, said)
 	}
-	if names := strings.Join(listed(t, v.dir), " "); strings.Contains(names, "step") || !strings.Contains(names, "next") {
+	if names := strings.Join(volumetest.Listed(t, v.Dir), " "); strings.Contains(names, "step") || !strings.Contains(names, "next") {
 		t.Errorf("%q are left", names)
 	}
 }
@@ -337,32 +339,32 @@ func TestOthersOfTheMachine(t *testing.T) {
 		args []string
 		want string
 	}{
-		{nobody, "mkdir", []string{v.Path("a.tmp")}, "ok"},
-		{nobody, "write", []string{v.Path("a.tmp/file"), "bytes"}, "ok"},
-		{other, "list", []string{v.Path("a.tmp")}, "EACCES"},
-		{other, "write", []string{v.Path("a.tmp/other"), "x"}, "EACCES"},
-		{other, "read", []string{v.Path("a.tmp/file")}, "EACCES"},
-		{other, "rename", []string{v.Path("a.tmp"), v.Path("b")}, "EPERM"},
-		{other, "rmdir", []string{v.Path("a.tmp")}, "EPERM"},
-		{other, "mkdir", []string{v.Path("a")}, "EEXIST"},
-		{nobody, "rename", []string{v.Path("a.tmp"), v.Path("a")}, "ok"},
-		{other, "read", []string{v.Path("a/file")}, "EACCES"}, // 0640
-		{nobody, "read", []string{v.Path("a/file")}, "ok"},
-		{other, "list", []string{v.Path("a")}, "ok"}, // 0755
-		{other, "rmdir", []string{v.Path("a")}, "EPERM"},
-		{nobody, "rmdir", []string{v.Path("a")}, "ok"},
+		{volumetest.Nobody, "mkdir", []string{v.Path("a.tmp")}, "ok"},
+		{volumetest.Nobody, "write", []string{v.Path("a.tmp/file"), "bytes"}, "ok"},
+		{volumetest.Other, "list", []string{v.Path("a.tmp")}, "EACCES"},
+		{volumetest.Other, "write", []string{v.Path("a.tmp/other"), "x"}, "EACCES"},
+		{volumetest.Other, "read", []string{v.Path("a.tmp/file")}, "EACCES"},
+		{volumetest.Other, "rename", []string{v.Path("a.tmp"), v.Path("b")}, "EPERM"},
+		{volumetest.Other, "rmdir", []string{v.Path("a.tmp")}, "EPERM"},
+		{volumetest.Other, "mkdir", []string{v.Path("a")}, "EEXIST"},
+		{volumetest.Nobody, "rename", []string{v.Path("a.tmp"), v.Path("a")}, "ok"},
+		{volumetest.Other, "read", []string{v.Path("a/file")}, "EACCES"}, // 0640
+		{volumetest.Nobody, "read", []string{v.Path("a/file")}, "ok"},
+		{volumetest.Other, "list", []string{v.Path("a")}, "ok"}, // 0755
+		{volumetest.Other, "rmdir", []string{v.Path("a")}, "EPERM"},
+		{volumetest.Nobody, "rmdir", []string{v.Path("a")}, "ok"},
 	} {
-		if said := as(t, step.uid, nil, step.verb, step.args...); said != step.want {
+		if said := volumetest.As(t, step.uid, nil, step.verb, step.args...); said != step.want {
 			t.Errorf("as %d: %s %q: %s, want %s", step.uid, step.verb, step.args, said, step.want)
 		}
 	}
 	// The directory's own permissions decide who may begin.
-	must(t, os.Chmod(v.dir, 0o775))
-	must(t, os.Chown(v.dir, 0, 4712))
-	if !blackbox.Within(patience, func() bool { return as(t, nobody, nil, "mkdir", v.Path("c")) == "EACCES" }) {
+	blackbox.Must(t, os.Chmod(v.Dir, 0o775))
+	blackbox.Must(t, os.Chown(v.Dir, 0, 4712))
+	if !blackbox.Within(volumetest.Patience, func() bool { return volumetest.As(t, volumetest.Nobody, nil, "mkdir", v.Path("c")) == "EACCES" }) {
 		t.Error("who may not write to the directory may begin a draft")
 	}
-	if said := as(t, nobody, []uint32{4712}, "mkdir", v.Path("c")); said != "ok" {
+	if said := volumetest.As(t, volumetest.Nobody, []uint32{4712}, "mkdir", v.Path("c")); said != "ok" {
 		t.Errorf("a member of the directory's group: %s", said)
 	}
 }

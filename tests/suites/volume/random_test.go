@@ -159,22 +159,22 @@ func TestRandomOperations(t *testing.T) {
 	if testing.Short() {
 		operations = 1000
 	}
-	dir := v.draft(t, "random", nil)
+	dir := v.Draft(t, "random", nil)
 	f, err := os.Create(dir + "/file")
-	must(t, err)
+	blackbox.Must(t, err)
 	seed := blackbox.Seed(t)
 	x := &exerciser{path: dir + "/file", file: f, rnd: rand.New(rand.NewPCG(seed, 1))}
 	for i := range operations {
 		if i%1500 == 700 {
-			v.kill(t)
+			v.Kill(t)
 		}
 		if err := x.one(); err != nil {
 			t.Fatalf("operation %d of seed %d: %v\nthe last ones: %q", i, seed, err, x.last)
 		}
 	}
-	must(t, x.file.Close())
-	must(t, v.publish("random"))
-	for _, path := range []string{v.Path("random", "file"), v.dir + "/random/file"} {
+	blackbox.Must(t, x.file.Close())
+	blackbox.Must(t, v.Publish("random"))
+	for _, path := range []string{v.Path("random", "file"), v.Dir + "/random/file"} {
 		if text, err := os.ReadFile(path); err != nil || !bytes.Equal(text, x.model) {
 			t.Errorf("%s differs, seed %d: %v", path, seed, err)
 		}
@@ -191,14 +191,14 @@ func TestFsx(t *testing.T) {
 		}
 	}
 	v := mount(t)
-	dir, artifacts := v.draft(t, "fsx", nil), suite.NewDir(t)
+	dir, artifacts := v.Draft(t, "fsx", nil), suite.NewDir(t)
 	config := artifacts + "/config"
-	must(t, os.WriteFile(config, []byte("[weights]\nclose_open = 1\nread = 10\nwrite = 10\nmapread = 10\nmapwrite = 10\ntruncate = 10\nfsync = 1\nfdatasync = 1\npunch_hole = 5\nposix_fallocate = 1\ninvalidate = 1\nsendfile = 1\ncopy_file_range = 1\n"), 0o644))
+	blackbox.Must(t, os.WriteFile(config, []byte("[weights]\nclose_open = 1\nread = 10\nwrite = 10\nmapread = 10\nmapwrite = 10\ntruncate = 10\nfsync = 1\nfdatasync = 1\npunch_hole = 5\nposix_fallocate = 1\ninvalidate = 1\nsendfile = 1\ncopy_file_range = 1\n"), 0o644))
 	for _, seed := range []string{"1", "2", "3"} {
 		out, err := exec.Command(program, "-N", "10000", "-S", seed, "-q", "-f", config, "-P", artifacts, dir+"/file"+seed).CombinedOutput()
 		if err != nil {
 			t.Fatalf("fsx, seed %s: %v\n%s", seed, err, out)
 		}
 	}
-	must(t, v.publish("fsx"))
+	blackbox.Must(t, v.Publish("fsx"))
 }

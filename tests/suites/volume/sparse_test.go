@@ -10,27 +10,28 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/suites/volume/volumetest"
 )
 
 // onXFS mounts a volume on an XFS of a loop device, whose files may have any size and holes.
-func onXFS(t *testing.T, flags ...string) *volume {
+func onXFS(t *testing.T, flags ...string) *volumetest.Volume {
 	t.Helper()
 	return onLoop(t, []string{"mkfs.xfs", "-q", "-m", "reflink=1"}, flags...)
 }
 
 // onLoop mounts a volume on a filesystem of a loop device.
-func onLoop(t *testing.T, mkfs []string, flags ...string) *volume {
+func onLoop(t *testing.T, mkfs []string, flags ...string) *volumetest.Volume {
 	t.Helper()
 	blackbox.NeedRoot(t)
 	image, disk := filepath.Join(suite.NewDir(t), "image"), suite.NewDir(t)
-	must(t, errors.Join(os.WriteFile(image, nil, 0o600), os.Truncate(image, 1<<30)))
+	blackbox.Must(t, errors.Join(os.WriteFile(image, nil, 0o600), os.Truncate(image, 1<<30)))
 	for _, words := range [][]string{append(mkfs, image), {"mount", "-o", "loop", image, disk}} {
 		if out, err := exec.Command(words[0], words[1:]...).CombinedOutput(); err != nil {
 			t.Skipf("needs a loop device and %s: %v: %s", mkfs[0], err, out)
 		}
 	}
-	t.Cleanup(func() { must(t, unix.Unmount(disk, 0)) })
-	must(t, os.Chmod(disk, 0o777))
+	t.Cleanup(func() { blackbox.Must(t, unix.Unmount(disk, 0)) })
+	blackbox.Must(t, os.Chmod(disk, 0o777))
 	return mountAt(t, disk, flags...)
 }
 
@@ -38,49 +39,49 @@ func onLoop(t *testing.T, mkfs []string, flags ...string) *volume {
 func sparse(t *testing.T, name string, size int64, at ...int64) {
 	t.Helper()
 	f, err := os.Create(name)
-	must(t, err)
-	must(t, f.Truncate(size))
+	blackbox.Must(t, err)
+	blackbox.Must(t, f.Truncate(size))
 	for _, place := range at {
 		_, err := f.WriteAt([]byte{1}, place)
-		must(t, err)
+		blackbox.Must(t, err)
 	}
-	must(t, f.Close())
+	blackbox.Must(t, f.Close())
 }
 
 // TestHugeFiles: sizes that no manifest has room for are refused before any work, and what is in holes is no work.
 func TestHugeFiles(t *testing.T) {
 	v := onXFS(t)
-	daemon := v.pid(t)
-	dir := v.draft(t, "huge", nil)
+	daemon := v.PID(t)
+	dir := v.Draft(t, "huge", nil)
 	sparse(t, dir+"/file", 7<<60)
-	want(t, "publish 7 EiB", v.publish("huge"), unix.EINVAL)
-	v.said(t, "cut it")
-	must(t, os.Remove(dir+"/file"))
+	volumetest.Want(t, "publish 7 EiB", v.Publish("huge"), unix.EINVAL)
+	v.Said(t, "cut it")
+	blackbox.Must(t, os.Remove(dir+"/file"))
 	for _, name := range []string{"a", "b", "c", "d"} {
 		sparse(t, dir+"/"+name, 20<<40)
 	}
-	want(t, "publish 80 TiB", v.publish("huge"), unix.EINVAL)
-	v.said(t, "publish it in parts")
+	volumetest.Want(t, "publish 80 TiB", v.Publish("huge"), unix.EINVAL)
+	v.Said(t, "publish it in parts")
 	for _, name := range []string{"a", "b", "c", "d"} {
-		must(t, os.Remove(dir+"/"+name))
+		blackbox.Must(t, os.Remove(dir+"/"+name))
 	}
 	const size = 4 << 40
 	sparse(t, dir+"/file", size, 0, 2<<40, size-1)
-	must(t, v.publish("huge")) // reading it takes half an hour
-	for _, name := range []string{v.dir + "/huge/file", v.Path("huge", "file")} {
+	blackbox.Must(t, v.Publish("huge")) // reading it takes half an hour
+	for _, name := range []string{v.Dir + "/huge/file", v.Path("huge", "file")} {
 		f, err := os.Open(name)
-		must(t, err)
+		blackbox.Must(t, err)
 		data, dataErr := f.Seek(1<<40, unix.SEEK_DATA)
 		hole, holeErr := f.Seek(2<<40, unix.SEEK_HOLE)
-		must(t, errors.Join(dataErr, holeErr, f.Close()))
+		blackbox.Must(t, errors.Join(dataErr, holeErr, f.Close()))
 		if data != 2<<40 || hole <= data || hole > data+1<<20 {
 			t.Errorf("%s has data at %d and a hole at %d", name, data, hole)
 		}
 	}
-	if code, out, errs := run(t, "checkpoint", "verify", v.dir+"/huge"); code != 0 {
+	if code, out, errs := run(t, "checkpoint", "verify", v.Dir+"/huge"); code != 0 {
 		t.Errorf("verify: %d %s%s", code, out, errs)
 	}
-	if now := v.pid(t); now != daemon {
+	if now := v.PID(t); now != daemon {
 		t.Errorf("the daemon is process %d, and was %d", now, daemon)
 	}
 }

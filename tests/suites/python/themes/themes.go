@@ -41,10 +41,33 @@ func All() map[string][]string {
 	}
 }
 
-// Files gives the names of the files that there are, in order.
-func Files(t *testing.T) (names []string) {
+// Peers has the files in peers, which need the packages that others train and serve with, by the name of the package that runs them.
+func Peers() map[string][]string {
+	return map[string][]string{
+		"training": {"test_blend.py", "test_coming_from.py", "test_deepspeed.py", "test_megatron.py", "test_pack_ray.py", "test_pack_sources.py", "test_saves_of_peers.py"},
+		"serving":  {"test_kv_engines.py", "test_sentencepiece.py", "test_tokenizers.py", "test_transformers.py"},
+	}
+}
+
+// RunPeers runs the files of a theme of [Peers]. HBMFS_PEERS names a Python with the packages of tests/requirements-peers.txt, too. `make test-peers`
+// provides it.
+func RunPeers(t *testing.T, theme string) {
 	t.Helper()
-	paths, err := filepath.Glob(filepath.Join(root(t), "tests", "suites", "python", "test_*.py"))
+	python := os.Getenv("HBMFS_PEERS")
+	if python == "" {
+		t.Skip("HBMFS_PEERS names no Python with the packages of others: make test-peers makes one")
+	}
+	var paths []string
+	for _, name := range Peers()[theme] {
+		paths = append(paths, filepath.Join("peers", name))
+	}
+	Pytest(t, python, paths...)
+}
+
+// Files gives the names of the files of tests in a folder below tests/suites/python, in order.
+func Files(t *testing.T, folder string) (names []string) {
+	t.Helper()
+	paths, err := filepath.Glob(filepath.Join(root(t), "tests", "suites", "python", folder, "test_*.py"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,7 +82,7 @@ func Files(t *testing.T) (names []string) {
 func Run(t *testing.T, theme string) {
 	t.Helper()
 	args := []string{"--ignore=peers"}
-	for _, name := range Files(t) {
+	for _, name := range Files(t, ".") {
 		if !slices.Contains(All()[theme], name) {
 			args = append(args, "--ignore="+name)
 		}

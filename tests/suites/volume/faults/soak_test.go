@@ -1,4 +1,4 @@
-package volume_test
+package faults_test
 
 import (
 	"bytes"
@@ -19,6 +19,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/internal/volume/checkpoint"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/suites/volume/volumetest"
 )
 
 // TestSoak writes, publishes, reads, verifies and removes checkpoints for HBMFS_SOAK (10 s otherwise), while the daemon is killed at random: mostly after
@@ -29,7 +30,7 @@ func TestSoak(t *testing.T) {
 	if text := os.Getenv("HBMFS_SOAK"); text != "" {
 		var err error
 		length, err = time.ParseDuration(text)
-		must(t, err)
+		blackbox.Must(t, err)
 	}
 	end := time.Now().Add(length)
 	seed := blackbox.Seed(t)
@@ -65,26 +66,26 @@ func TestSoak(t *testing.T) {
 		}
 		for over := time.Now().Add(min(time.Until(end), life)); time.Now().Before(over) && !t.Failed(); {
 			time.Sleep(min(time.Until(over), 5*time.Second))
-			sizes = append(sizes, v.footprint(t))
+			sizes = append(sizes, measure(t, v))
 		}
 		if time.Now().Before(end) {
-			v.kill(t)
+			v.Kill(t)
 			kills.Add(1)
 		}
 	}
 	workers.Wait()
 	flat(t, sizes)
-	want(t, "remove the side file", os.Remove(v.Path("latest")), 0)
+	volumetest.Want(t, "remove the side file", os.Remove(v.Path("latest")), 0)
 	t.Logf("published %d, dropped %d, refused and then published %d, daemons killed %d", published.Load(), dropped.Load(), busy.Load(), kills.Load())
-	if names := listed(t, v.point); len(names) != 0 {
+	if names := volumetest.Listed(t, v.Point); len(names) != 0 {
 		t.Errorf("%q are left", names)
 	}
-	v.kill(t) // the next daemon removes what the last one was about to remove
-	if !blackbox.Within(patience, func() bool { return len(listed(t, v.dir)) == 0 }) {
-		t.Errorf("%q are left in the directory", listed(t, v.dir))
+	v.Kill(t) // the next daemon removes what the last one was about to remove
+	if !blackbox.Within(volumetest.Patience, func() bool { return len(volumetest.Listed(t, v.Dir)) == 0 }) {
+		t.Errorf("%q are left in the directory", volumetest.Listed(t, v.Dir))
 	}
 	if t.Failed() {
-		text, _ := os.ReadFile(v.log) // nothing, if there is none
+		text, _ := os.ReadFile(v.Log) // nothing, if there is none
 		t.Logf("%s", text[max(0, len(text)-20000):])
 	}
 	if after := descriptors(t, v); after > before+40 {
@@ -95,9 +96,9 @@ func TestSoak(t *testing.T) {
 // footprint is what a daemon and its keeper take: memory in kB, open files.
 type footprint [4]int
 
-// footprint measures both. What has just been killed has none.
-func (v *volume) footprint(t *testing.T) (f footprint) {
-	s := v.status(t)
+// measure looks at both. What has just been killed has none.
+func measure(t *testing.T, v *volumetest.Volume) (f footprint) {
+	s := v.State(t)
 	for i, pid := range []int{s.PID, s.Handover.PID} {
 		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 		files, filesErr := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
@@ -133,13 +134,13 @@ func flat(t *testing.T, all []footprint) {
 	}
 }
 
-func descriptors(t *testing.T, v *volume) int {
+func descriptors(t *testing.T, v *volumetest.Volume) int {
 	t.Helper()
-	return len(listed(t, fmt.Sprintf("/proc/%d/fd", v.pid(t))))
+	return len(volumetest.Listed(t, fmt.Sprintf("/proc/%d/fd", v.PID(t))))
 }
 
 // oneCheckpoint writes one, publishes it, compares it and removes it.
-func oneCheckpoint(v *volume, name string, rnd *rand.Rand) (outcome string, err error) {
+func oneCheckpoint(v *volumetest.Volume, name string, rnd *rand.Rand) (outcome string, err error) {
 	draft := v.Path(name + ".tmp")
 	if err := os.Mkdir(draft, 0o755); err != nil {
 		return "", err
@@ -161,7 +162,7 @@ func oneCheckpoint(v *volume, name string, rnd *rand.Rand) (outcome string, err 
 		if err != nil {
 			return "", err
 		}
-		if err := v.publish(name); !errors.Is(err, unix.EBUSY) {
+		if err := v.Publish(name); !errors.Is(err, unix.EBUSY) {
 			return "", fmt.Errorf("a draft that is being written was published: %w", err)
 		}
 		if err := f.Close(); err != nil {
@@ -169,7 +170,7 @@ func oneCheckpoint(v *volume, name string, rnd *rand.Rand) (outcome string, err 
 		}
 		outcome = "busy"
 	}
-	if err := v.publish(name); err != nil {
+	if err := v.Publish(name); err != nil {
 		return "", err
 	}
 	for file, want := range files {
@@ -181,7 +182,7 @@ func oneCheckpoint(v *volume, name string, rnd *rand.Rand) (outcome string, err 
 			return "", errors.Join(fmt.Errorf("%s was opened for writing", file), f.Close())
 		}
 	}
-	report, err := checkpoint.Verify(context.Background(), filepath.Join(v.dir, name), checkpoint.VerifyOptions{Threads: 1})
+	report, err := checkpoint.Verify(context.Background(), filepath.Join(v.Dir, name), checkpoint.VerifyOptions{Threads: 1})
 	if err != nil || report.Damaged > 0 {
 		return "", fmt.Errorf("verify: %w %+v", err, report)
 	}

@@ -1,4 +1,4 @@
-package volume_test
+package faults_test
 
 import (
 	"errors"
@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -14,19 +15,20 @@ import (
 
 	"github.com/hbmfs/hbmfs/internal/volume/checkpoint"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/suites/volume/volumetest"
 )
 
 // inject makes system calls of a daemon fail until end is called. words are those of strace's -e inject=. Writes fail on one file only: Go's runtime
 // makes some, and gives up where they fail.
 func inject(t *testing.T, pid int, words, written string) (end func()) {
 	t.Helper()
-	options := []string{"-f", "-qq", "-o", "/dev/null", "-p", itoa(pid), "-e", "inject=" + words}
+	options := []string{"-f", "-qq", "-o", "/dev/null", "-p", strconv.Itoa(pid), "-e", "inject=" + words}
 	if strings.HasPrefix(words, "write:") {
 		options = append(options, "-P", written)
 	}
 	tracer := exec.Command("strace", options...)
-	must(t, tracer.Start())
-	if !blackbox.Within(patience, func() bool { return blackbox.Traced(pid, tracer.Process.Pid) }) {
+	blackbox.Must(t, tracer.Start())
+	if !blackbox.Within(volumetest.Patience, func() bool { return blackbox.Traced(pid, tracer.Process.Pid) }) {
 		t.Fatal("strace does not attach")
 	}
 	return func() {
@@ -36,7 +38,7 @@ func inject(t *testing.T, pid int, words, written string) (end func()) {
 }
 
 // work does all that a program may do in a draft. It gives the error of each part that failed, and that of the publishing.
-func work(v *volume, name string) (failed []error, published error) {
+func work(v *volumetest.Volume, name string) (failed []error, published error) {
 	do := func(errs ...error) { failed = append(failed, errors.Join(errs...)) }
 	draft := v.Path(name + ".tmp")
 	do(os.Mkdir(draft, 0o755))
@@ -53,7 +55,7 @@ func work(v *volume, name string) (failed []error, published error) {
 	do(os.Remove(draft + "/sub/d"))
 	_, err := os.ReadDir(draft + "/sub")
 	do(err)
-	published = v.publish(name)
+	published = v.Publish(name)
 	return slices.DeleteFunc(failed, func(err error) bool { return err == nil }), published
 }
 
@@ -79,8 +81,8 @@ func TestDiskFails(t *testing.T) {
 		some, errnos, whens = every, []string{"EIO", "ENOSPC"}, []string{"1+", "1", "2", "3+3"} // strace counts the calls of each thread
 	}
 	v := mount(t)
-	v.draft(t, "step-0", map[string]string{"file": "bytes"})
-	must(t, v.publish("step-0"))
+	v.Draft(t, "step-0", map[string]string{"file": "bytes"})
+	blackbox.Must(t, v.Publish("step-0"))
 	n, refused := 0, 0
 	for _, call := range some {
 		for _, errno := range errnos {
@@ -88,7 +90,7 @@ func TestDiskFails(t *testing.T) {
 				n++
 				words := fmt.Sprintf("%s:error=%s:when=%s", call, errno, when)
 				name := fmt.Sprintf("step-%d", n)
-				end := inject(t, v.pid(t), words, filepath.Join(v.dir, checkpoint.DraftBase(name), checkpoint.ManifestName))
+				end := inject(t, v.PID(t), words, filepath.Join(v.Dir, checkpoint.DraftBase(name), checkpoint.ManifestName))
 				failed, published := work(v, name)
 				end()
 				if published != nil {
@@ -100,23 +102,23 @@ func TestDiskFails(t *testing.T) {
 			}
 		}
 	}
-	if c := v.status(t).Handover.Crashes; c != 0 {
+	if c := v.State(t).Handover.Crashes; c != 0 {
 		t.Errorf("%d daemons have crashed", c)
 	}
 	t.Logf("%d faults, %d of them kept a draft from being published", n, refused)
 }
 
 // afterFault looks at a volume whose disk has failed, and writes what could not be written.
-func afterFault(t *testing.T, v *volume, name string, whole bool, published error) bool {
+func afterFault(t *testing.T, v *volumetest.Volume, name string, whole bool, published error) bool {
 	t.Helper()
-	all, err := checkpoint.List(v.dir)
-	must(t, err)
+	all, err := checkpoint.List(v.Dir)
+	blackbox.Must(t, err)
 	there := false
 	for _, e := range all {
 		r, err := checkpoint.Verify(t.Context(), e.Path, checkpoint.VerifyOptions{Threads: 1})
 		switch {
 		case e.State != checkpoint.Complete:
-			continue // nobody takes a draft for one
+			continue // volumetest.Nobody takes a draft for one
 		case err != nil || r.Damaged > 0:
 			t.Errorf("%s: %v %+v", e.Name, err, r)
 		}
@@ -134,15 +136,15 @@ func afterFault(t *testing.T, v *volume, name string, whole bool, published erro
 		}
 	}
 	if there {
-		want(t, "remove what is published", os.Remove(v.Path(name)), 0)
+		volumetest.Want(t, "remove what is published", os.Remove(v.Path(name)), 0)
 	} else {
-		want(t, "remove the draft", os.RemoveAll(v.Path(name+".tmp")), 0)
+		volumetest.Want(t, "remove the draft", os.RemoveAll(v.Path(name+".tmp")), 0)
 	}
 	if failed, err := work(v, name); err != nil || len(failed) > 0 {
 		t.Errorf("with the disk mended: %v, %v", failed, err)
 	}
-	want(t, "remove what is published", os.Remove(v.Path(name)), 0)
-	if left := listed(t, v.point); len(left) != 1 {
+	volumetest.Want(t, "remove what is published", os.Remove(v.Path(name)), 0)
+	if left := volumetest.Listed(t, v.Point); len(left) != 1 {
 		t.Errorf("%q are left", left)
 	}
 	return !t.Failed()

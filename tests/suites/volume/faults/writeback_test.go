@@ -1,4 +1,4 @@
-package volume_test
+package faults_test
 
 import (
 	"bytes"
@@ -13,19 +13,20 @@ import (
 	"github.com/hbmfs/hbmfs/internal/volume/checkpoint"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 	"github.com/hbmfs/hbmfs/tests/blackbox/thin"
+	"github.com/hbmfs/hbmfs/tests/suites/volume/volumetest"
 )
 
 // lostBytes is how much of a file the disk loses in these tests.
 const lostBytes = 1 << 20
 
 // lossyDraft makes a draft whose file has blocks that the disk no longer has, and opens the file. Writes to it succeed, and are lost.
-func lossyDraft(t *testing.T, v *volume, disk *thin.Disk, name string, flags int) *os.File {
+func lossyDraft(t *testing.T, v *volumetest.Volume, disk *thin.Disk, name string, flags int) *os.File {
 	t.Helper()
-	dir := v.draft(t, name, map[string]string{"sub/file": "", "other": "bytes"})
+	dir := v.Draft(t, name, map[string]string{"sub/file": "", "other": "bytes"})
 	f, err := os.OpenFile(dir+"/sub/file", os.O_RDWR|flags, 0)
-	must(t, err)
-	must(t, errors.Join(unix.Fallocate(int(f.Fd()), 0, 0, lostBytes), f.Sync()))
-	disk.Starve(t, filepath.Join(v.dir, checkpoint.DraftBase(name), "sub/file"))
+	blackbox.Must(t, err)
+	blackbox.Must(t, errors.Join(unix.Fallocate(int(f.Fd()), 0, 0, lostBytes), f.Sync()))
+	disk.Starve(t, filepath.Join(v.Dir, checkpoint.DraftBase(name), "sub/file"))
 	return f
 }
 
@@ -37,11 +38,11 @@ var lossy = []struct {
 }{
 	{"writes", 0, func(t *testing.T, f *os.File) {
 		_, err := f.Write(bytes.Repeat([]byte("x"), lostBytes))
-		must(t, err)
+		blackbox.Must(t, err)
 	}},
 	{"ignores fsync", 0, func(t *testing.T, f *os.File) {
 		_, err := f.Write(bytes.Repeat([]byte("x"), lostBytes))
-		must(t, err)
+		blackbox.Must(t, err)
 		if err := f.Sync(); err == nil {
 			t.Error("fsync did not fail")
 		}
@@ -53,19 +54,19 @@ var lossy = []struct {
 	}},
 	{"ignores msync", 0, func(t *testing.T, f *os.File) {
 		m, err := unix.Mmap(int(f.Fd()), 0, lostBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-		must(t, err)
+		blackbox.Must(t, err)
 		copy(m, bytes.Repeat([]byte("x"), lostBytes))
 		if err := unix.Msync(m, unix.MS_SYNC); err == nil {
 			t.Error("msync did not fail")
 		}
-		must(t, unix.Munmap(m))
+		blackbox.Must(t, unix.Munmap(m))
 	}},
 }
 
 // TestWriteBackFails: a draft that lost bytes is not published, however often that is tried, until the file is written again. What the kernel
 // has forgotten, and which daemon is asked, makes no difference. Drafts beside it are published.
 func TestWriteBackFails(t *testing.T) {
-	mount(t).end(t) // skips where nothing can be mounted
+	mount(t).End(t) // skips where nothing can be mounted
 	for _, kind := range thin.Kinds() {
 		t.Run(kind, func(t *testing.T) {
 			disk := thin.New(t, kind, suite.NewDir(t), suite.NewDir(t))
@@ -79,59 +80,35 @@ func TestWriteBackFails(t *testing.T) {
 	}
 }
 
-func loseBytes(t *testing.T, v *volume, disk *thin.Disk, name string, flags int, write func(*testing.T, *os.File), replaced bool) {
+func loseBytes(t *testing.T, v *volumetest.Volume, disk *thin.Disk, name string, flags int, write func(*testing.T, *os.File), replaced bool) {
 	f := lossyDraft(t, v, disk, name, flags)
 	write(t, f)
-	must(t, f.Close())
-	v.draft(t, name+"-beside", map[string]string{"file": "bytes"})
+	blackbox.Must(t, f.Close())
+	v.Draft(t, name+"-beside", map[string]string{"file": "bytes"})
 	disk.Forget(t)
 	disk.Feed(t)
 	if replaced {
-		v.killSlowly(t, func() { disk.Forget(t) })
+		v.KillSlowly(t, func() { disk.Forget(t) })
 	}
 	for range 3 {
-		if err := v.publish(name); err == nil {
-			code, out, errs := run(t, "checkpoint", "verify", filepath.Join(v.dir, name))
+		if err := v.Publish(name); err == nil {
+			code, out, errs := run(t, "checkpoint", "verify", filepath.Join(v.Dir, name))
 			t.Fatalf("a draft that lost bytes was published: verify: %d %s%s", code, out, errs)
 		}
 	}
-	v.said(t, `"sub/file"`)
+	v.Said(t, `"sub/file"`)
 	code, out, errs := run(t, "publish", v.Path(name+".tmp"))
 	if code == 0 || !strings.Contains(out+errs, `"sub/file"`) || !strings.Contains(out+errs, "write it again") {
 		t.Errorf("publish: %d %s%s", code, out, errs)
 	}
-	must(t, v.publish(name+"-beside"))
-	must(t, os.WriteFile(v.Path(name+".tmp", "sub/file"), bytes.Repeat([]byte("y"), lostBytes), 0o644))
-	must(t, v.publish(name))
+	blackbox.Must(t, v.Publish(name+"-beside"))
+	blackbox.Must(t, os.WriteFile(v.Path(name+".tmp", "sub/file"), bytes.Repeat([]byte("y"), lostBytes), 0o644))
+	blackbox.Must(t, v.Publish(name))
 	disk.Forget(t)
 	for _, name := range []string{name, name + "-beside"} {
-		if code, out, errs := run(t, "checkpoint", "verify", filepath.Join(v.dir, name)); code != 0 {
+		if code, out, errs := run(t, "checkpoint", "verify", filepath.Join(v.Dir, name)); code != 0 {
 			t.Errorf("verify %s: %d %s%s", name, code, out, errs)
 		}
-		must(t, os.Remove(v.Path(name)))
-	}
-}
-
-// killSlowly ends the daemon, and has the next one begin only once something was done.
-func (v *volume) killSlowly(t *testing.T, meanwhile func()) {
-	t.Helper()
-	s := v.status(t)
-	others := []int{s.Handover.PID}
-	if s.Handover.Next != 0 {
-		others = append(others, s.Handover.Next)
-	}
-	for _, pid := range others {
-		must(t, blackbox.Stop(pid))
-	}
-	must(t, unix.Kill(s.PID, unix.SIGKILL))
-	if !blackbox.Within(patience, func() bool { return blackbox.Ended(s.PID) }) {
-		t.Error("the daemon does not end")
-	}
-	meanwhile()
-	for _, pid := range others {
-		must(t, unix.Kill(pid, unix.SIGCONT))
-	}
-	if now := v.pid(t); now == s.PID {
-		t.Error("no other daemon serves")
+		blackbox.Must(t, os.Remove(v.Path(name)))
 	}
 }

@@ -1,4 +1,4 @@
-package mount_test
+package stuck_test
 
 import (
 	"bytes"
@@ -19,9 +19,6 @@ import (
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 	"github.com/hbmfs/hbmfs/tests/suites/mount/mounttest"
 )
-
-// soon bounds what must not wait for a stuck daemon. On an idle machine all of it takes less than three seconds.
-const soon = 20 * time.Second
 
 // stop stops the daemon of a mount, and has it go on when the test ends. Processes that were left behind go then, too, and the
 // mount can be taken away.
@@ -72,7 +69,7 @@ func jam(t *testing.T, ordinary bool) *mounted {
 	cmd.Env = append(os.Environ(), mounttest.ChildVerb+"=jam")
 	cmd.Dir = "/"
 	if ordinary {
-		must(t, os.Chown(m.Point, nobody, nobody))
+		must(t, os.Chown(m.Point, blackbox.Nobody, blackbox.Nobody))
 		cmd.SysProcAttr = blackbox.AsNobody()
 	}
 	said, err := cmd.StdoutPipe()
@@ -99,48 +96,6 @@ func jam(t *testing.T, ordinary bool) *mounted {
 
 func first(n int, _ error) int { return n }
 
-// begun is a command that was started, with its standard error in a file.
-type begun struct {
-	*exec.Cmd
-	stderr string
-	ended  chan struct{}
-}
-
-func begin(t *testing.T, cmd *exec.Cmd) *begun {
-	t.Helper()
-	b := &begun{cmd, filepath.Join(suite.NewDir(t), "stderr"), make(chan struct{})}
-	out, err := os.Create(b.stderr)
-	must(t, err)
-	cmd.Stderr = out
-	must(t, cmd.Start())
-	must(t, out.Close())
-	go func() {
-		defer close(b.ended)
-		_ = cmd.Wait() // the exit code says it
-	}()
-	return b
-}
-
-func (b *begun) said(t *testing.T) string {
-	t.Helper()
-	text, err := os.ReadFile(b.stderr)
-	must(t, err)
-	return string(text)
-}
-
-// end waits for the end of a command, and kills it where that does not come.
-func (b *begun) end(t *testing.T) (ok bool) {
-	t.Helper()
-	select {
-	case <-b.ended:
-		return true
-	case <-time.After(soon):
-		t.Errorf("%q has not ended %v later; it said %q", b.Args[1:], soon, b.said(t))
-		_ = b.Process.Kill()
-		return false
-	}
-}
-
 // timed runs hbmfs and fails the test where that takes longer than something that waits for no daemon.
 func timed(t *testing.T, ordinary bool, args ...string) (code int, stderr string) {
 	t.Helper()
@@ -149,11 +104,11 @@ func timed(t *testing.T, ordinary bool, args ...string) (code int, stderr string
 	if ordinary {
 		cmd.SysProcAttr = blackbox.AsNobody()
 	}
-	b := begin(t, cmd)
-	if !b.end(t) {
-		return -1, b.said(t)
+	b := mounttest.Begin(t, suite, cmd)
+	if !b.End(t) {
+		return -1, b.Said(t)
 	}
-	return cmd.ProcessState.ExitCode(), b.said(t)
+	return cmd.ProcessState.ExitCode(), b.Said(t)
 }
 
 // A daemon that is stopped, or deadlocked, keeps nobody from taking its mount away. The command names a daemon that
@@ -218,13 +173,13 @@ func umountStuck(t *testing.T, m *mounted, ordinary bool, flag string, wantCode 
 func TestInterruptedUmount(t *testing.T) {
 	blackbox.NeedRoot(t)
 	m := jam(t, false)
-	b := begin(t, suite.Command(t.Context(), "umount", m.Point))
+	b := mounttest.Begin(t, suite, suite.Command(t.Context(), "umount", m.Point))
 	if !blackbox.Within(patience, func() bool { is, err := blackbox.IsMounted(m.Point); return err == nil && !is }) {
 		t.Error("still mounted")
 	}
 	must(t, b.Process.Signal(os.Interrupt))
-	if b.end(t) && (b.ProcessState.ExitCode() != 130 || !strings.Contains(b.said(t), fmt.Sprintf("pid %d", m.PID))) {
-		t.Errorf("exit code %d, want 130 and the daemon's pid: %q", b.ProcessState.ExitCode(), b.said(t))
+	if b.End(t) && (b.ProcessState.ExitCode() != 130 || !strings.Contains(b.Said(t), fmt.Sprintf("pid %d", m.PID))) {
+		t.Errorf("exit code %d, want 130 and the daemon's pid: %q", b.ProcessState.ExitCode(), b.Said(t))
 	}
 }
 
@@ -232,9 +187,9 @@ func TestInterruptedUmount(t *testing.T) {
 func TestUmountOfAStuckDaemonInUse(t *testing.T) {
 	blackbox.NeedRoot(t)
 	m := jam(t, false)
-	reader := begin(t, exec.CommandContext(t.Context(), "stat", "-f", m.Point)) // it waits where no signal reaches
+	reader := mounttest.Begin(t, suite, exec.CommandContext(t.Context(), "stat", "-f", m.Point)) // it waits where no signal reaches
 	defer func() { _ = reader.Process.Kill() }()
-	if !blackbox.Within(patience, func() bool { return waitsForFUSE(reader.Process.Pid) }) {
+	if !blackbox.Within(patience, func() bool { return mounttest.WaitsForFUSE(reader.Process.Pid) }) {
 		t.Error("the reader does not wait for the daemon")
 	}
 	code, said := timed(t, false, "umount", m.Point)
@@ -246,7 +201,7 @@ func TestUmountOfAStuckDaemonInUse(t *testing.T) {
 		t.Errorf("umount --force: exit code %d: %q", code, said)
 	}
 	mounttest.WantMounted(t, m.Point, false)
-	if reader.end(t) && reader.ProcessState.Success() {
+	if reader.End(t) && reader.ProcessState.Success() {
 		t.Error("the reader got an answer")
 	}
 }
@@ -316,7 +271,7 @@ func TestMountOnAStuckMount(t *testing.T) {
 	}
 }
 
-// A command that works on a mount whose daemon is stuck says so soon, and ends when it is interrupted.
+// A command that works on a mount whose daemon is stuck says so mounttest.Soon, and ends when it is interrupted.
 func TestCommandsOnAStuckMount(t *testing.T) {
 	blackbox.NeedRoot(t)
 	for what, m := range map[string]*mounted{"stopped": stopped(t, false), "deadlocked": jam(t, false)} {
@@ -332,25 +287,25 @@ func commandsOn(t *testing.T, m *mounted) {
 	file, point := m.Path("val.bin"), suite.NewDir(t)
 	link := filepath.Join(suite.NewDir(t), "link")
 	must(t, os.Symlink(file, link))
-	var all []*begun
+	var all []*mounttest.Begun
 	for _, args := range [][]string{
 		{"inspect", m.Point}, {"locate", "--extents", file}, {"locate", "--extents", link}, {"read", "--to", "host", file}, {"bench", "--to", "host", file}, {"warm", m.Point},
 		{"pack", "--to", "npy", m.Point, filepath.Join(suite.NewDir(t), "new")}, {"mount", m.Point, point}, {"mount", "-f", m.Point, point},
 		{"cache", "ls", m.Point},
 	} {
-		b := begin(t, suite.Command(t.Context(), args...))
+		b := mounttest.Begin(t, suite, suite.Command(t.Context(), args...))
 		defer func() { _ = b.Process.Kill() }() // where the test ends early
 		all = append(all, b)
 	}
 	for _, b := range all {
-		if !blackbox.Within(soon, func() bool { return strings.Contains(b.said(t), "does not answer") }) {
-			t.Errorf("%q says %q", b.Args[1:], b.said(t))
+		if !blackbox.Within(mounttest.Soon, func() bool { return strings.Contains(b.Said(t), "does not answer") }) {
+			t.Errorf("%q says %q", b.Args[1:], b.Said(t))
 		}
 		must(t, b.Process.Signal(os.Interrupt))
 	}
 	for _, b := range all {
-		if b.end(t) && b.ProcessState.ExitCode() != 130 {
-			t.Errorf("%q ends with exit code %d, want 130: %q", b.Args[1:], b.ProcessState.ExitCode(), b.said(t))
+		if b.End(t) && b.ProcessState.ExitCode() != 130 {
+			t.Errorf("%q ends with exit code %d, want 130: %q", b.Args[1:], b.ProcessState.ExitCode(), b.Said(t))
 		}
 	}
 	// It gives the rest of its report, and ends.
@@ -381,17 +336,17 @@ func TestACommandWhoseDaemonGetsStuck(t *testing.T) {
 	defer source.Close()
 	defer close(release)
 	m := mount(t, source.URL+"/shard.dat")
-	b := begin(t, suite.Command(t.Context(), "read", "--to", "host", m.Path("shard.dat")))
+	b := mounttest.Begin(t, suite, suite.Command(t.Context(), "read", "--to", "host", m.Path("shard.dat")))
 	select {
 	case <-asked:
-	case <-b.ended:
-		t.Fatalf("the command ended: %q", b.said(t))
+	case <-b.Ended:
+		t.Fatalf("the command ended: %q", b.Said(t))
 	case <-time.After(patience):
 		t.Fatal("the source is not asked")
 	}
 	m.stop(t)
 	must(t, b.Process.Signal(os.Interrupt))
-	if b.end(t) && b.ProcessState.ExitCode() != 130 {
-		t.Errorf("exit code %d, want 130: %q", b.ProcessState.ExitCode(), b.said(t))
+	if b.End(t) && b.ProcessState.ExitCode() != 130 {
+		t.Errorf("exit code %d, want 130: %q", b.ProcessState.ExitCode(), b.Said(t))
 	}
 }

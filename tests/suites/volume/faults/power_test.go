@@ -1,4 +1,4 @@
-package volume_test
+package faults_test
 
 import (
 	"os"
@@ -8,6 +8,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/volume/checkpoint"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 	"github.com/hbmfs/hbmfs/tests/blackbox/powerloss"
+	"github.com/hbmfs/hbmfs/tests/suites/volume/volumetest"
 )
 
 // lost looks at the images of power losses since the last look. Each has all of these checkpoints, whole, and nothing that is half there; the last one
@@ -57,8 +58,8 @@ func lost(t *testing.T, d *powerloss.Disk, seen *int, all []string, name string,
 func sameMounted(t *testing.T, dir string, complete map[string]bool) {
 	t.Helper()
 	v := mountAt(t, dir)
-	defer v.end(t)
-	names := listed(t, v.point)
+	defer v.End(t)
+	names := volumetest.Listed(t, v.Point)
 	for _, name := range names {
 		if !complete[name] {
 			t.Errorf("the mount shows %s", name)
@@ -70,7 +71,7 @@ func sameMounted(t *testing.T, dir string, complete map[string]bool) {
 	if len(names) != len(complete) {
 		t.Errorf("the mount shows %q of %v", names, complete)
 	}
-	if left := listed(t, dir); len(left) != len(complete) {
+	if left := volumetest.Listed(t, dir); len(left) != len(complete) {
 		t.Errorf("the directory has %q, of %v", left, complete)
 	}
 }
@@ -82,25 +83,25 @@ func TestPowerLoss(t *testing.T) {
 	blackbox.NeedFUSE(t)
 	d := powerloss.New(t, suite.NewDir(t), suite.NewDir(t))
 	in := filepath.Join(d.Dir, "ckpt")
-	must(t, os.Mkdir(in, 0o755))
+	blackbox.Must(t, os.Mkdir(in, 0o755))
 	v := mountAt(t, in)
 	files := map[string]string{"a": "first", "sub/b": string(make([]byte, 100_000))}
 	seen, without := 0, 0
-	v.draft(t, "step_1", files)
-	must(t, v.publish("step_1"))
+	v.Draft(t, "step_1", files)
+	blackbox.Must(t, v.Publish("step_1"))
 	without += lost(t, d, &seen, nil, "step_1", true)
-	saved := v.draft(t, "step_2", files)
-	must(t, os.WriteFile(saved+"/.metadata.tmp", []byte("where"), 0o644))
-	must(t, os.Rename(saved, v.Path("other.tmp")))
-	must(t, os.Rename(v.Path("other.tmp"), v.Path("step_2")))
+	saved := v.Draft(t, "step_2", files)
+	blackbox.Must(t, os.WriteFile(saved+"/.metadata.tmp", []byte("where"), 0o644))
+	blackbox.Must(t, os.Rename(saved, v.Path("other.tmp")))
+	blackbox.Must(t, os.Rename(v.Path("other.tmp"), v.Path("step_2")))
 	without += lost(t, d, &seen, []string{"step_1"}, "step_2", true)
-	v.draft(t, "step_3", files)
+	v.Draft(t, "step_3", files)
 	without += lost(t, d, &seen, []string{"step_1", "step_2"}, "step_3", false)
 	if without < 3 {
 		t.Errorf("only %d of %d images have not the checkpoint that was being published: they come too late", without, seen)
 	}
-	must(t, os.Remove(v.Path("step_1")))
+	blackbox.Must(t, os.Remove(v.Path("step_1")))
 	lost(t, d, &seen, []string{"step_2"}, "step_1", false)
-	v.end(t)
+	v.End(t)
 	t.Logf("%d images", seen)
 }

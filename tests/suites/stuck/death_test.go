@@ -1,4 +1,4 @@
-package mount_test
+package stuck_test
 
 import (
 	"net/http"
@@ -48,7 +48,7 @@ func TestDaemonDiesAtItsStart(t *testing.T) {
 	defer source.Close()
 	for signal, says := range map[syscall.Signal]string{syscall.SIGKILL: "signal: killed", syscall.SIGQUIT: "exit status 2: SIGQUIT"} {
 		point, log := suite.NewDir(t), filepath.Join(suite.NewDir(t), "log")
-		b := begin(t, suite.Command(t.Context(), "mount", "--log-file", log, source.URL, point))
+		b := mounttest.Begin(t, suite, suite.Command(t.Context(), "mount", "--log-file", log, source.URL, point))
 		select {
 		case <-asked:
 		case <-time.After(patience):
@@ -56,8 +56,8 @@ func TestDaemonDiesAtItsStart(t *testing.T) {
 		}
 		must(t, syscall.Kill(childOf(t, b.Process.Pid), signal))
 		said := ""
-		if b.end(t) {
-			said = b.said(t)
+		if b.End(t) {
+			said = b.Said(t)
 		}
 		if code := b.ProcessState.ExitCode(); code != 1 || !strings.Contains(said, says) || !strings.Contains(said, log) || strings.Count(said, "\n") != 1 {
 			t.Errorf("%v: exit code %d and %q, want 1 and one line with %q and the log", signal, code, said, says)
@@ -95,7 +95,7 @@ func TestFusermountsOwnWords(t *testing.T) {
 		t.Skip("needs fusermount3")
 	}
 	closed, logs := suite.NewDir(t), suite.NewDir(t)
-	must(t, os.Chown(logs, nobody, nobody))
+	must(t, os.Chown(logs, blackbox.Nobody, blackbox.Nobody))
 	for _, flag := range []string{"--show-views", "-f"} { // the first is for any flag but the second
 		r := suite.RunAsNobody(t, "mount", flag, "--log-file", filepath.Join(logs, "log"), mounttest.Golden(t, "nanogpt"), closed)
 		if says := "no write access to mountpoint"; r.Code != 1 || !strings.Contains(r.Stderr, says) || strings.Contains(r.Stderr, "exited with code") {
@@ -114,7 +114,7 @@ func TestInterruptedStartOfAStoppedDaemon(t *testing.T) {
 	}))
 	defer source.Close()
 	point := suite.NewDir(t)
-	b := begin(t, suite.Command(t.Context(), "mount", "--log-file", filepath.Join(suite.NewDir(t), "log"), source.URL, point))
+	b := mounttest.Begin(t, suite, suite.Command(t.Context(), "mount", "--log-file", filepath.Join(suite.NewDir(t), "log"), source.URL, point))
 	select {
 	case <-asked:
 	case <-time.After(patience):
@@ -123,8 +123,8 @@ func TestInterruptedStartOfAStoppedDaemon(t *testing.T) {
 	pid := childOf(t, b.Process.Pid)
 	must(t, blackbox.Stop(pid))
 	must(t, b.Process.Signal(os.Interrupt))
-	if b.end(t) && (b.ProcessState.ExitCode() != 130 || b.said(t) != "hbmfs: interrupted\n") {
-		t.Errorf("exit code %d and %q, want 130 and that it was interrupted", b.ProcessState.ExitCode(), b.said(t))
+	if b.End(t) && (b.ProcessState.ExitCode() != 130 || b.Said(t) != "hbmfs: interrupted\n") {
+		t.Errorf("exit code %d and %q, want 130 and that it was interrupted", b.ProcessState.ExitCode(), b.Said(t))
 	}
 	if !blackbox.Within(patience, func() bool { return blackbox.Ended(pid) }) {
 		t.Error("the daemon stays")

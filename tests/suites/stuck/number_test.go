@@ -1,4 +1,4 @@
-package mount_test
+package stuck_test
 
 import (
 	"testing"

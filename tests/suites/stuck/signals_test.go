@@ -1,4 +1,4 @@
-package mount_test
+package stuck_test
 
 import (
 	"bytes"
@@ -202,13 +202,13 @@ func endsAtOnce(t *testing.T, cmd *exec.Cmd, before, fatal syscall.Signal) error
 	cmd.Dir = suite.Dir
 	must(t, cmd.Start())
 	defer func() { _, _ = cmd.Process.Kill(), cmd.Wait() }() // where it has not ended
-	if !blackbox.Within(patience, func() bool { return isStuck(cmd.Process.Pid) }) {
+	if !blackbox.Within(patience, func() bool { return mounttest.IsStuck(cmd.Process.Pid) }) {
 		return errors.New("the reader does not wait for the source")
 	}
 	if before != 0 {
 		must(t, cmd.Process.Signal(before))
 		time.Sleep(150 * time.Millisecond) // longer than between two looks of the daemon
-		if !waitsForFUSE(cmd.Process.Pid) {
+		if !mounttest.WaitsForFUSE(cmd.Process.Pid) {
 			return fmt.Errorf("after %v the reader no longer waits", before)
 		}
 	}
@@ -221,22 +221,6 @@ func endsAtOnce(t *testing.T, cmd *exec.Cmd, before, fatal syscall.Signal) error
 		return fmt.Errorf("the reader ended by %v, want %v", by, fatal)
 	}
 	return nil
-}
-
-// isStuck says whether a process has been waiting for FUSE for a while, in one place: each waits for an open or a
-// lookup for a moment.
-func isStuck(pid int) bool {
-	ran := func() []byte {
-		status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid)) // gone: nothing is read
-		_, switches, _ := bytes.Cut(status, []byte("voluntary_ctxt_switches:"))
-		return switches
-	}
-	before := ran()
-	if !waitsForFUSE(pid) {
-		return false
-	}
-	time.Sleep(50 * time.Millisecond)
-	return waitsForFUSE(pid) && len(before) > 0 && bytes.Equal(before, ran())
 }
 
 // A reader whose request the kernel gives up keeps the daemon no longer than any other, although a signal came before.
@@ -252,7 +236,7 @@ func TestForcedUnmountOfStuckReads(t *testing.T) {
 	t.Cleanup(func() { close(gate) })
 	cmd := exec.CommandContext(t.Context(), "dd", "if="+m.Path("first.dat"), "of=/dev/null", "bs=1M", "iflag=direct")
 	must(t, cmd.Start())
-	if !blackbox.Within(patience, func() bool { return isStuck(cmd.Process.Pid) }) {
+	if !blackbox.Within(patience, func() bool { return mounttest.IsStuck(cmd.Process.Pid) }) {
 		t.Fatal("the reader does not wait for the source")
 	}
 	must(t, cmd.Process.Signal(syscall.SIGUSR1))
@@ -262,12 +246,6 @@ func TestForcedUnmountOfStuckReads(t *testing.T) {
 		t.Error("the reader read what the source did not give")
 	}
 	m.End(t) // within less time than the daemon waits for its source
-}
-
-// waitsForFUSE says whether a process waits for an answer of a FUSE daemon: the kernel's name of the place says it.
-func waitsForFUSE(pid int) bool {
-	place, _ := os.ReadFile(fmt.Sprintf("/proc/%d/wchan", pid))
-	return bytes.Contains(place, []byte("request_wait_answer")) || bytes.Contains(place, []byte("folio_wait"))
 }
 
 // signalled does one thing with a file while signals with a handler come all the time. It prints the SHA-256 of what it
