@@ -66,12 +66,12 @@ type InfoFlags uint32
 
 // The flags of INFO, and of a file of FILES.
 const (
-	InfoWhole  InfoFlags = 1 << iota // the file is one backing file from its first byte to its last
-	InfoMount                        // some bytes exist only in the mount
-	InfoBypass                       // some bytes lie in backing files
-	InfoMore                         // FILES only: more extents than were given; EXTENTS has them
-	InfoCached                       // backing files are segments of a cache: they come and, unless leased, go
-	InfoGuessed                      // INFO only: the values of the source's files alone show the type of the elements
+	InfoWhole   InfoFlags = 1 << iota // the file is one backing file from its first byte to its last
+	InfoMount                         // some bytes exist only in the mount
+	InfoBypass                        // some bytes lie in backing files
+	InfoMore                          // FILES only: more extents than were given; EXTENTS has them
+	InfoCached                        // backing files are segments of a cache: they come and, unless leased, go
+	InfoGuessed                       // INFO only: the values of the source's files alone show the type of the elements
 )
 
 // FileInfo is the answer to INFO.

@@ -79,16 +79,14 @@ namespaces of the volume; hbmfs kv --help describes them.`,
 	return cmd
 }
 
-// volumeFlags are the flags of every mount.
-var volumeFlags = []string{"foreground", "allow-other", "show-views", "log-file", "log-level", "options", "no-keeper", "no-spare"}
-
 // foreign is the annotation of flags of hbmfs mount that a volume has no use for.
 const foreign = "foreign"
 
 // hideForeign hides the flags of datasets. It leaves those of every mount, and some.
 func (c *mountCommand) hideForeign(f *pflag.FlagSet, some ...string) {
+	every := []string{"foreground", "allow-other", "show-views", "log-file", "log-level", "options", "no-keeper", "no-spare"}
 	f.VisitAll(func(flag *pflag.Flag) {
-		if !flag.Hidden && !slices.Contains(volumeFlags, flag.Name) && !slices.Contains(some, flag.Name) {
+		if !flag.Hidden && !slices.Contains(every, flag.Name) && !slices.Contains(some, flag.Name) {
 			flag.Hidden = true
 			_ = f.SetAnnotation(flag.Name, foreign, nil) // it exists
 		}

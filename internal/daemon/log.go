@@ -36,9 +36,9 @@ func (m *Mount) newLog(out io.Writer) *slog.Logger {
 	return slog.New(slog.NewTextHandler(out, &slog.HandlerOptions{Level: level})).With("mount", m.Point)
 }
 
-// logName is the file of the log of a daemon in the background.
+// logName is the file of the log; "" in the foreground, unless a file was named.
 func (m *Mount) logName() string {
-	if m.LogFile != "" {
+	if m.LogFile != "" || m.Foreground {
 		return m.LogFile
 	}
 	return defaultLog()

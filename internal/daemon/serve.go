@@ -26,10 +26,7 @@ func (m *Mount) serve(ctx context.Context, life *handover.Life, report *ready.Re
 	}
 	defer closeLog()
 	opt := m.Options
-	opt.Life, opt.Log, opt.Layout.Select = life, m.newLog(out), m.selected.List
-	if m.LogFile != "" || !m.Foreground {
-		opt.LogFile = m.logName()
-	}
+	opt.Life, opt.Log, opt.LogFile, opt.Layout.Select = life, m.newLog(out), m.logName(), m.selected.List
 	began := time.Now()
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)

@@ -132,17 +132,7 @@ func writeStatus(t io.Writer, r *Row) {
 	} else if s.Passthrough.Failures > 0 {
 		fmt.Fprintf(t, "  passthrough\tthe kernel refused %d files, last: %s\n", s.Passthrough.Failures, cli.Printable(s.Passthrough.LastErr))
 	}
-	if h := s.Handover; h.Why != "" {
-		fmt.Fprintf(t, "  no holder\t%s: the mount ends with its daemon\n", cli.Printable(h.Why))
-	} else if h.Holder != "" {
-		fmt.Fprintf(t, "  holder\t%s (pid %d) keeps the mount when its daemon ends; ", h.Holder, h.PID)
-		if h.Count == 0 {
-			fmt.Fprintln(t, "this is the first daemon")
-		} else {
-			fmt.Fprintf(t, "the daemon was replaced %d times, %d of them after a crash, and readers waited %.0f ms the last time, %.0f ms at most\n",
-				h.Count, h.Crashes, 1000*h.LastStandstill, 1000*h.WorstStandstill)
-		}
-	}
+	writeHolder(t, &s.Handover)
 	if c := s.Cache; c != nil {
 		fmt.Fprintf(t, "  cache\t%s of %s, %s in use", size.Decimal(c.Bytes), size.Decimal(c.Limit), size.Decimal(c.Pinned))
 		if second {
@@ -171,6 +161,19 @@ func writeStatus(t io.Writer, r *Row) {
 	}
 	if s.Counters.Errors > 0 {
 		fmt.Fprintf(t, "  errors\t%s, since the daemon began; the log names the files\n", errnoText(s.Counters.ErrorsByErrno))
+	}
+}
+
+// writeHolder writes who keeps the mount when its daemon ends, and how often that was needed.
+func writeHolder(t io.Writer, h *status.Handover) {
+	switch {
+	case h.Why != "":
+		fmt.Fprintf(t, "  no holder\t%s: the mount ends with its daemon\n", cli.Printable(h.Why))
+	case h.Holder != "" && h.Count == 0:
+		fmt.Fprintf(t, "  holder\t%s (pid %d) keeps the mount when its daemon ends; this is the first daemon\n", h.Holder, h.PID)
+	case h.Holder != "":
+		fmt.Fprintf(t, "  holder\t%s (pid %d) keeps the mount when its daemon ends; the daemon was replaced %d times, %d of them after a crash, and readers waited %.0f ms the last time, %.0f ms at most\n",
+			h.Holder, h.PID, h.Count, h.Crashes, 1000*h.LastStandstill, 1000*h.WorstStandstill)
 	}
 }
 

@@ -18,16 +18,19 @@ func Advanced(flags *pflag.FlagSet, names ...string) {
 	}
 }
 
-// flagGroups are the groups in which help and manual pages list flags.
-var flagGroups = []struct {
+// flagGroup is a group of flags in help and manual pages.
+type flagGroup struct {
 	title    string
 	advanced bool
-}{{"Flags", false}, {"Advanced flags", true}}
+}
+
+// flagGroups are all of them, in order.
+func flagGroups() []flagGroup { return []flagGroup{{"Flags", false}, {"Advanced flags", true}} }
 
 // flagHelp lists the flags that are not hidden, on a terminal of so many columns, the advanced ones last.
 func flagHelp(flags *pflag.FlagSet, columns int) string {
 	var text strings.Builder
-	for _, group := range flagGroups {
+	for _, group := range flagGroups() {
 		shown := pflag.NewFlagSet("", pflag.ContinueOnError)
 		flags.VisitAll(func(f *pflag.Flag) {
 			if _, is := f.Annotations[advanced]; !f.Hidden && is == group.advanced {

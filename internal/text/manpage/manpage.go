@@ -219,7 +219,7 @@ func (m *Manual) markdown(cmd *cobra.Command) string {
 	if cmd.Example != "" {
 		fmt.Fprintf(&b, "\n```sh\n%s\n```\n", strings.ReplaceAll(strings.TrimPrefix(cmd.Example, "  "), "\n  ", "\n"))
 	}
-	for _, group := range flagGroups {
+	for _, group := range flagGroups() {
 		title := fmt.Sprintf("\n| %s | |\n|---|---|\n", strings.ToLower(group.title))
 		flagsOf(cmd, group.advanced, func(f *pflag.Flag, value, usage string) {
 			fmt.Fprintf(&b, "%s| `%s` | %s |\n", title, strings.TrimSpace(names(f)+" "+value), strings.ReplaceAll(usage, "|", `\|`))

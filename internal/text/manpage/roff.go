@@ -27,7 +27,7 @@ func (m *Manual) Page(cmd *cobra.Command) string {
 	for _, p := range blocks(about) {
 		writeBlock(&b, p)
 	}
-	for _, group := range flagGroups {
+	for _, group := range flagGroups() {
 		title := fmt.Sprintf(".SH %q\n", strings.ToUpper(group.title))
 		flagsOf(cmd, group.advanced, func(f *pflag.Flag, value, usage string) {
 			if value != "" {
