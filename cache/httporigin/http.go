@@ -18,6 +18,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"sync/atomic"
 
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/cache/fetch"
@@ -32,6 +33,7 @@ type Site struct {
 	base   *url.URL // of a directory: its path ends with a slash
 	only   string   // the one file that is listed, "" for those of the index
 	client *http.Client
+	ranges *atomic.Bool // the server has said that it serves ranges
 }
 
 // Open makes an origin of http://HOST/DIRECTORY/ or http://HOST/FILE. Nothing is asked of the server yet. HTTP_PROXY
@@ -50,7 +52,7 @@ func Open(source string, opt fetch.Options) (*Site, error) {
 	if strings.Contains(source, "#") { // no server hears of the rest
 		return nil, fmt.Errorf("source %s: write the # as %%23", u.Redacted())
 	}
-	o := &Site{base: u}
+	o := &Site{base: u, ranges: new(atomic.Bool)}
 	if i := strings.LastIndexByte(u.Path, '/'); i >= 0 && !strings.HasSuffix(u.Path, "/") {
 		o.only, u.Path = u.Path[i+1:], u.Path[:i+1]
 		u.RawPath = ""
@@ -214,6 +216,9 @@ func (o *Site) stat(ctx context.Context, name string) (obj *layout.Object, err e
 			return err
 		}
 		_ = res.Body.Close() // a HEAD has none
+		if res.Header.Get("Accept-Ranges") == "bytes" {
+			o.ranges.Store(true)
+		}
 		if res.StatusCode != http.StatusOK {
 			return explain(res)
 		}

@@ -164,7 +164,7 @@ func (o *Site) List(ctx context.Context) (*cache.Listing, error) {
 	if err != nil {
 		return nil, err
 	}
-	if i := slices.IndexFunc(l.Objects, func(f *layout.Object) bool { return f.Size > 1 }); i >= 0 {
+	if i := slices.IndexFunc(l.Objects, func(f *layout.Object) bool { return f.Size > 1 }); i >= 0 && !o.ranges.Load() {
 		err = o.servesRanges(ctx, l.Objects[i])
 	}
 	if err != nil {

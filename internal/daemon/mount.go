@@ -99,7 +99,7 @@ func (m *Mount) check(ctx context.Context) error {
 		return err
 	}
 	if m.Options.Frozen && (m.Checkpoints.On || m.KV.On || m.Dataset.Strict || m.Dataset.CacheDir != "" || cli.IsRemote(m.Source)) {
-		return cli.Mistakef("--frozen is for a dataset in a directory that is mounted as it is: no address, no volume, no --cache-dir and no --strict")
+		return cli.Mistakef("--frozen is for a directory that is mounted as a dataset, as it is: give no address, --cache-dir or --strict with it")
 	}
 	if err := m.Checkpoints.check(m); err != nil {
 		return err

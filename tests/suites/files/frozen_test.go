@@ -143,7 +143,7 @@ func TestFrozenIsRefused(t *testing.T) {
 	source := suite.NewDir(t)
 	mounttest.WriteFiles(t, source, map[string]string{"file": "1"})
 	for _, args := range [][]string{
-		{"s3://bucket/prefix"}, {"http://127.0.0.1:1/"}, {source, "--strict"}, {source, "--checkpoints"}, {source, "--kv", "--size", "2MiB"},
+		{"s3://bucket/prefix"}, {"http://127.0.0.1:1/"}, {source, "--strict"},
 		{source, "--decode", "--cache-dir", suite.NewDir(t)},
 	} {
 		if r := run(t, append([]string{"mount", "--frozen", args[0], suite.NewDir(t)}, args[1:]...)...); r.Code != 2 || !strings.Contains(r.Stderr, "--frozen is for a directory") {

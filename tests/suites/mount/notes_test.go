@@ -200,7 +200,7 @@ func TestReadAheadOfAnOrdinaryUser(t *testing.T) {
 	}
 	point, logs := suite.NewDir(t), suite.NewDir(t)
 	must(t, errors.Join(os.Chown(point, nobody, nobody), os.Chown(logs, nobody, nobody)))
-	r := suite.RunAsNobody(t, "mount", "--read-ahead=1048576", "--log-file", filepath.Join(logs, "log"), mounttest.Golden(t, "nanogpt"), point)
+	r := suite.RunAsNobody(t, "mount", "--read-ahead=1048576", "--dtype=u16", "--log-file", filepath.Join(logs, "log"), mounttest.Golden(t, "nanogpt"), point)
 	defer func() { must(t, suite.At(point).Close()) }()
 	if r.Code != 0 || r.Stderr != "hbmfs: --read-ahead has no effect: only root can set it\n" {
 		t.Errorf("exit code %d, and it says %q", r.Code, r.Stderr)

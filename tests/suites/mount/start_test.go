@@ -210,7 +210,7 @@ func TestMissingMountPoint(t *testing.T) {
 		return err == nil
 	}
 	mountOn := func(flags ...string) blackbox.Result {
-		return run(t, append([]string{"mount", "--log-file", log, source, point}, flags...)...)
+		return run(t, append([]string{"mount", "--dtype=u16", "--log-file", log, source, point}, flags...)...)
 	}
 	blackbox.NeedFUSE(t)
 	if r := run(t, "mount", "--log-file", log, filepath.Join(source, "absent"), point); r.Code != 1 || there() {
