@@ -158,7 +158,7 @@ func TestPlotIsXML(t *testing.T) {
 			rects++
 		}
 	}
-	if rects != 3 { // the background and two bars
-		t.Errorf("%d rectangles, want 3", rects)
+	if rects != 5 { // the background, two bars, and two of the legend
+		t.Errorf("%d rectangles, want 5", rects)
 	}
 }
