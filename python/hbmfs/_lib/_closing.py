@@ -1,11 +1,11 @@
 """Closing without a caller, on another thread or by a finalizer: an error is a warning, not a traceback."""
 
 import sys
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 from ..errors import CloseWarning
+from ._warn import warn
 
 
 def unheard(what: str, close: Callable[..., Any], *arguments: Any) -> None:
@@ -19,4 +19,4 @@ def unheard(what: str, close: Callable[..., Any], *arguments: Any) -> None:
 def tell(what: str, why: object) -> None:
     """Warns that something could not be closed. At the interpreter's end all of it goes anyway."""
     if not sys.is_finalizing():
-        warnings.warn(f"hbmfs: {what} could not be closed: {why}", CloseWarning, stacklevel=3)
+        warn(f"hbmfs: {what} could not be closed: {why}", CloseWarning)

@@ -14,7 +14,6 @@ import operator
 import os
 import sysconfig
 import threading
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -25,6 +24,7 @@ from . import _device, _native
 from ._arguments import Device, Path, checked
 from ._handle import Owner, opened
 from ._memory import Place, place
+from ._warn import warn
 from .request import Request
 
 _METHODS = ("auto", "direct", "mapped", "staged", "compat", "host")
@@ -167,7 +167,7 @@ class Reader(Owner):
         """Warns that reading is slower than was asked for, once for a reader."""
         if why and self._warned.acquire(blocking=False):
             asked = "the fastest path" if self.method == "auto" else self.method
-            warnings.warn(f"hbmfs: not {asked}: {why}", errors.SlowPathWarning, stacklevel=4)
+            warn(f"hbmfs: not {asked}: {why}", errors.SlowPathWarning)
 
 
 class File(Owner):

@@ -21,7 +21,6 @@ import operator
 import os
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,6 +31,7 @@ from . import _device, _native
 from ._arguments import Device, Path, checked, shown
 from ._handle import Owner
 from ._memory import Place, place
+from ._warn import warn
 from .device_array import DeviceArray
 from .reader import _check, _installed, _path
 from .request import Request
@@ -249,7 +249,7 @@ class Writer(Owner):
             self._volume += sum(written.moved.values())
         if self.method not in ("auto", written.path) and not self._warned:
             self._warned = True
-            warnings.warn(f"hbmfs: not {self.method}: written by {written.path}: {written.reason}", errors.SlowPathWarning, stacklevel=4)
+            warn(f"hbmfs: not {self.method}: written by {written.path}: {written.reason}", errors.SlowPathWarning)
 
 
 class _Room:

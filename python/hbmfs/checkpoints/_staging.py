@@ -11,7 +11,6 @@ import copy
 import os
 import threading
 import time
-import warnings
 import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ import torch
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from .._lib._warn import warn
 from ..errors import BusyError, ClosedError, OutOfMemoryError, SlowPathWarning, UnavailableError
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Staging:
                 self._snapshot = writer.snapshot([stretch.flat() for stretch in self._fit], timeout)
             except OutOfMemoryError as err:
                 with contextlib.suppress(SlowPathWarning):  # where warnings are errors
-                    warnings.warn(f"hbmfs: training waits until its state is written: {err}", SlowPathWarning, stacklevel=4)
+                    warn(f"hbmfs: training waits until its state is written: {err}", SlowPathWarning)
                 self._leave(set(self._fit))
         try:
             return self._stage(state)

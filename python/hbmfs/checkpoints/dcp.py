@@ -25,7 +25,6 @@ import contextlib
 import io
 import os
 import pickle
-import warnings
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import IO, TYPE_CHECKING, Any, cast
@@ -44,6 +43,7 @@ from torch.futures import Future
 from .._lib import _device
 from .._lib._arguments import Device, checked
 from .._lib._transfer import Progress, Transfer
+from .._lib._warn import warn
 from ..errors import DeviceError, Error, FormatError, GroupError, NotFoundError, UnavailableError
 from ..weights.safetensors_header import open_regular
 from ._dcp_reads import Batch, Sources, Want, wants
@@ -104,7 +104,7 @@ class DCPReader(FileSystemReader):
             error, last = FormatError(f"the metadata of the checkpoint {self.path} cannot be read: {err}"), True
         if last:
             # torch drops the exception, and fails with a bare assertion.
-            warnings.warn(str(error), RuntimeWarning, stacklevel=2)
+            warn(str(error), RuntimeWarning)
         raise error
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -137,7 +137,7 @@ class DCPReader(FileSystemReader):
             failure = err
         if isinstance(failure, GroupError):
             # Where a rank is gone, torch drops the exception: it asks all ranks for theirs, and that fails.
-            warnings.warn(str(failure), RuntimeWarning, stacklevel=2)
+            warn(str(failure), RuntimeWarning)
         raise failure
 
     def _read(self, plan: LoadPlan, planner: LoadPlanner, team: Team | None) -> None:

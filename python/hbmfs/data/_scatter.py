@@ -44,7 +44,10 @@ class Scatter:
         self._dtype = datasets[0].dtype if wide is None else wide
         self._batch = bytes(
             _native.Batch(
-                element=datasets[0].dtype.itemsize, files=address(self._handles), begins=address(self._begins), file_count=len(datasets),
+                element=datasets[0].dtype.itemsize,
+                files=address(self._handles),
+                begins=address(self._begins),
+                file_count=len(datasets),
                 widen=0 if wide is None else _native.WIDEN[datasets[0].dtype, wide],
             )  # fmt: skip
         )

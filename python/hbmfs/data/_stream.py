@@ -8,7 +8,6 @@ import mmap
 import operator
 import sys
 import time
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from .._lib import _device
 from .._lib._arguments import checked
 from .._lib._device import imported_torch
+from .._lib._warn import warn
 from ..errors import InvalidError, StaleError
 from ._joined import Batch, Beside, Rows
 from ._queue import Queue
@@ -124,10 +124,9 @@ class Stream(Generic[B]):
         worker's own. Where workers read, the stream of the main process does not move, and this warns: see state_after()."""
         worker, workers = _worker()
         if self._in_workers[0] and not _in_worker():
-            warnings.warn(
+            warn(
                 "hbmfs: this state counts no batch that DataLoader workers read: save state_after(batches), or StatefulDataLoader's state",
                 RuntimeWarning,
-                stacklevel=2 if type(self).state_dict is Stream.state_dict else 3,
             )
         own = {"worker": worker, "workers": workers, "step": self._step} if workers > 1 else {}
         return {**self._identity(), "consumed": self._position, "began": self._began, **own}

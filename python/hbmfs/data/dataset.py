@@ -6,7 +6,6 @@ import math
 import operator
 import os
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Literal, overload
 
@@ -17,6 +16,7 @@ from .. import errors
 from .._lib import _device, _native
 from .._lib._arguments import Device, Path, checked, shown
 from .._lib._memory import Host, Place
+from .._lib._warn import warn
 from .._lib.device_array import DeviceArray
 from .._lib.reader import File, Reader
 from .._lib.request import Request
@@ -436,10 +436,9 @@ def open(
     found = tokens.find(path, dtype)
     if found.guessed and dtype is None:
         dtype = found.dtype.name  # of which no copy of this dataset warns again
-        warnings.warn(
+        warn(
             f"{found.path} is of {dtype} by a guess: its mount took the type from the values of files without a header. "
-            f"Give dtype={dtype!r} if it is right, or mount its source with --dtype",
-            stacklevel=2,
+            f"Give dtype={dtype!r} if it is right, or mount its source with --dtype"
         )
     again = (os.fspath(path), _device.name(index), method, require, dtype, reader, tensors)
     if reader is None and not (index == _device.CPU and _native.library().forked):

@@ -59,9 +59,9 @@ def test_a_name_that_means_two_types_or_none_is_refused(tmp_path, dtype, says):
 
 def test_a_guessed_type_is_told(source, mounted):
     point = mounted(source / "nanogpt")
-    with pytest.warns(UserWarning, match="uint16 by a guess.*--dtype"):
+    with pytest.warns(UserWarning, match="uint16 by a guess.*--dtype") as heard:
         dataset = hbmfs.open(point / "train")
-    assert dataset.guessed and "uint16 (guessed) tokens" in repr(dataset)
+    assert heard[0].filename == __file__ and dataset.guessed and "uint16 (guessed) tokens" in repr(dataset)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         copy = pickle.loads(pickle.dumps(dataset))  # as worker processes get it
