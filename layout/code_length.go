@@ -1,6 +1,9 @@
 package layout
 
-import "math"
+import (
+	"math"
+	"slices"
+)
 
 // codeLengths measures how well bytes fit to elements of a width. It codes the bytes at each place of an element by an adaptive
 // histogram of their own, and counts the bits. Two histograms code u16 ids in fewer bits than one does, because few upper bytes
@@ -8,46 +11,42 @@ import "math"
 //
 // A histogram of n bytes, c of each value, takes log2(G(n+256a)/G(256a)) - sum(log2(G(c+a)/G(a))) bits, where G is the gamma
 // function (the Krichevsky-Trofimov estimator). Each histogram takes the weight a that suits it best, and 2 bits to name it.
-type codeLengths [len(priors{})]struct {
-	once [headSize + 1]float64 // log2(G(c+a)/G(a)), by c
-	all  [headSize + 1]float64 // log2(G(n+256a)/G(256a)), by n
+type codeLengths struct {
+	once [headSize + 1]lengths // log2(G(c+a)/G(a)), by c
+	all  [headSize + 1]lengths // log2(G(n+256a)/G(256a)), by n
 }
 
-// priors are the weights. Small ones suit bytes that are constant, large ones suit noise.
-type priors [4]float64
+// lengths are bits by weight. Small weights suit bytes that are constant, large ones suit noise.
+type lengths [4]float64
 
 func newCodeLengths() *codeLengths {
-	var k codeLengths
-	for i, a := range (priors{1. / 512, 1. / 16, 2, 64}) {
+	k := &codeLengths{}
+	for i, a := range (lengths{1. / 512, 1. / 16, 2, 64}) {
 		for n := range headSize {
-			k[i].once[n+1] = k[i].once[n] + math.Log2(float64(n)+a)
-			k[i].all[n+1] = k[i].all[n] + math.Log2(float64(n)+256*a)
+			k.once[n+1][i] = k.once[n][i] + math.Log2(float64(n)+a)
+			k.all[n+1][i] = k.all[n][i] + math.Log2(float64(n)+256*a)
 		}
 	}
-	return &k
+	return k
 }
 
-// bits is the length of the code of head, headSize bytes at most, with a histogram for each of width places.
-func (k *codeLengths) bits(head []byte, width int) float64 {
-	total := 0.0
-	for place := range width {
-		var counts [256]int
-		n := 0
-		for i := place; i < len(head); i += width {
-			counts[head[i]]++
-			n++
-		}
-		best := math.Inf(1)
-		for i := range k {
-			bits := k[i].all[n]
-			for _, c := range counts {
-				bits -= k[i].once[c]
+// histogram counts the bytes at a place of each element.
+type histogram struct {
+	of [256]uint16
+	n  int
+}
+
+// bits is the length of the code of a histogram's bytes.
+func (k *codeLengths) bits(h *histogram) float64 {
+	bits := k.all[h.n]
+	for _, c := range &h.of {
+		if c != 0 {
+			for i, once := range &k.once[c] {
+				bits[i] -= once
 			}
-			best = min(best, bits)
 		}
-		total += best + 2
 	}
-	return total
+	return slices.Min(bits[:]) + 2
 }
 
 // wellFounded is how many bits a width must save over each smaller one. By chance, one sample in 2^32 saves so many.
@@ -61,10 +60,30 @@ func (k *codeLengths) width(head []byte) int {
 		padding++
 	}
 	head = head[padding&^7:]
+	var places [8]histogram
+	for i, b := range head {
+		places[i&7].of[b]++
+		places[i&7].n++
+	}
+	var total [4]float64 // by the logarithm of the width
+	for i := 3; i >= 0; i-- {
+		width := 1 << i
+		for place := range width {
+			h := &places[place]
+			if i < 3 { // the places of the next width, two by two
+				other := &places[place+width]
+				for b, c := range &other.of {
+					h.of[b] += c
+				}
+				h.n += other.n
+			}
+			total[i] += k.bits(h)
+		}
+	}
 	best, least, saved := 0, 8*float64(len(head)), 0.0 // noise
-	for width := 1; width <= 8; width *= 2 {
-		if bits := k.bits(head, width); bits < least {
-			best, least, saved = width, bits, least-bits
+	for i, bits := range total {
+		if bits < least {
+			best, least, saved = 1<<i, bits, least-bits
 		}
 	}
 	if saved < wellFounded {
