@@ -11,7 +11,7 @@ var ErrUnwanted = errors.New("nobody waits for it")
 // Interest says who waits for a fetch.
 type Interest int
 
-// A reader comes before a plan, and a fetch that nobody waits for is not tried again.
+// A reader comes before a plan. A fetch without either is not tried again.
 const (
 	Nobody Interest = iota
 	Plan

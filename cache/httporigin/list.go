@@ -176,8 +176,8 @@ func (o *Site) List(ctx context.Context) (*cache.Listing, error) {
 // probeTime bounds the request that finds out whether a server serves ranges.
 const probeTime = 5 * time.Second
 
-// servesRanges asks once for a byte of a file that has several, and gives an error where all of it comes. Other faults are the file's, or
-// pass: whoever reads it hears of them.
+// servesRanges asks once for a byte of a file that has several, and gives an error where all of it comes. Its reader
+// hears of other faults.
 func (o *Site) servesRanges(ctx context.Context, file *layout.Object) error {
 	ctx, cancel := context.WithTimeout(ctx, probeTime)
 	defer cancel()

@@ -10,6 +10,6 @@
 // A cache may be slow, gone, old or wrong. Its answers are compared with the listing as the origin's are, and no byte of a
 // wrong one is taken. A cache that does not answer is passed over for a second, and for longer each time, up to a minute. One
 // that lacks an object, or has another version, is passed over for this object. One whose last ten objects were all of
-// another version is left out for ten minutes. Nobody can see bytes that a cache changed under the right version: only data
-// with checksums of its own shows them.
+// another version is left out for ten minutes. Only the checksums of the
+// data itself show bytes that a cache changed under the right version.
 package spread

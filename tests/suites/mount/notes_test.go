@@ -155,7 +155,7 @@ func TestMountSaysTheFirstThingsThatAreWrong(t *testing.T) {
 	}
 }
 
-// A mount whose formats take long to recognize is there as mounttest.Soon as others, and says that it does not know all.
+// A mount whose formats take long to recognize is there as soon as others, and says that it does not know all.
 func TestMountDoesNotWaitForRecognition(t *testing.T) {
 	release := make(chan struct{})
 	slow := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {

@@ -271,7 +271,7 @@ func TestMountOnAStuckMount(t *testing.T) {
 	}
 }
 
-// A command that works on a mount whose daemon is stuck says so mounttest.Soon, and ends when it is interrupted.
+// A command that works on a mount whose daemon is stuck says so soon, and ends when it is interrupted.
 func TestCommandsOnAStuckMount(t *testing.T) {
 	blackbox.NeedRoot(t)
 	for what, m := range map[string]*mounted{"stopped": stopped(t, false), "deadlocked": jam(t, false)} {

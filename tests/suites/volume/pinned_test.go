@@ -77,8 +77,8 @@ func ioctl[T any](t *testing.T, fd int, request uintptr, argument *T) {
 	}
 }
 
-// TestPinnedPages: a page of a shared mapping that a system call has pinned is a pen, too. What was published never changes. In memory (tmpfs) volumetest.Nobody can
-// tell, and verify finds the change.
+// TestPinnedPages: a page of a shared mapping that a system call has pinned is a pen, too. What was published never changes. In memory (tmpfs)
+// the daemon cannot see the page, and verify finds the change.
 func TestPinnedPages(t *testing.T) {
 	mount(t).End(t) // skips where nothing can be mounted
 	t.Run("xfs", func(t *testing.T) {

@@ -118,7 +118,7 @@ func afterFault(t *testing.T, v *volumetest.Volume, name string, whole bool, pub
 		r, err := checkpoint.Verify(t.Context(), e.Path, checkpoint.VerifyOptions{Threads: 1})
 		switch {
 		case e.State != checkpoint.Complete:
-			continue // volumetest.Nobody takes a draft for one
+			continue // no reader takes a draft for one
 		case err != nil || r.Damaged > 0:
 			t.Errorf("%s: %v %+v", e.Name, err, r)
 		}

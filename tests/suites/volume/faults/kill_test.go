@@ -198,7 +198,7 @@ func TestBothDie(t *testing.T) {
 	v.Draft(t, "half", map[string]string{"file": "bytes"})
 	s := v.State(t)
 	if s.Handover.PID == 0 {
-		t.Skip("volumetest.Nobody holds the mount here: ", s.Handover.Why)
+		t.Skip("no keeper holds the mount here: ", s.Handover.Why)
 	}
 	blackbox.Must(t, blackbox.Stop(s.PID)) // it would start another keeper
 	blackbox.Must(t, syscall.Kill(s.Handover.PID, syscall.SIGKILL))
