@@ -41,10 +41,9 @@ opened, one pass. Several GPUs share registrations.
 
 Each path is measured with the page cache as it finds it: the first pass over a cold file is the disk's rate. A file that was
 written or read in small pieces lies in small pages, which take longer to register: --refill drops it from the page
-cache and brings it back in huge pages first. --cold measures reading past the page cache instead, beside a tuned plain reader, in
-turns. CPU s/GB is what this process used, the kernel's work for it included.`,
+cache and brings it back in huge pages first. CPU s/GB is what this process used, the kernel's work for it included.`,
 		Example: "  hbmfs bench /mnt/pile/.hbmfs/views/tokens.bin\n  hbmfs bench --to host --modes sequential shard.bin\n  hbmfs bench --gpus 0,1,2,3 --paths mapped,staged --json shard.bin\n" +
-			"  hbmfs bench --paths moving,first --modes sequential --window 256MiB shard.bin\n  hbmfs bench --cold --length 4GiB shard.bin",
+			"  hbmfs bench --paths moving,first --modes sequential --window 256MiB shard.bin",
 	}, exactArgs(1), c.run)
 	f := cmd.Flags()
 	c.device.add(cmd)
@@ -64,8 +63,6 @@ turns. CPU s/GB is what this process used, the kernel's work for it included.`,
 	f.Float64Var(&c.measure.Seconds, "seconds", 2, "seconds for each measurement")
 	f.Var(&c.length, "length", "bytes of the file to use, from its front")
 	f.BoolVar(&c.measure.Refill, "refill", false, "drop the file from the page cache and bring it back in huge pages first")
-	f.BoolVar(&c.measure.Cold, "cold", false, "measure reading a file that is not in the page cache")
-	f.IntVar(&c.measure.Rounds, "rounds", 3, "turns of --cold")
 	return cmd
 }
 
