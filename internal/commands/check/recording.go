@@ -1,6 +1,7 @@
 package check
 
 import (
+	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -35,9 +36,7 @@ func NewRecording() *Recording { return &Recording{entries: map[string]*entry{".
 
 // Merge adds the entries of another recording of the same machine.
 func (s *Recording) Merge(other *Recording) {
-	for name, e := range other.entries {
-		s.entries[name] = e
-	}
+	maps.Copy(s.entries, other.entries)
 }
 
 // put adds an entry, and the directories above it.
