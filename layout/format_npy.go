@@ -253,7 +253,7 @@ func npyEntries(text string) (map[string]string, error) {
 		if len(key) < 2 || key[0] != '\'' && key[0] != '"' || key[len(key)-1] != key[0] || value == "" {
 			return nil, fmt.Errorf("a key in quotes and a value are expected at %.20q", rest)
 		}
-		last := -1 // byte of the value
+		var last int // byte of the value
 		switch value[0] {
 		case '\'', '"':
 			last = 1 + strings.IndexByte(value[1:], value[0])
