@@ -344,8 +344,8 @@ func (k *keeper) bury(d *daemon) {
 	}
 }
 
-// count counts the end of a daemon that had the mount. One that ended by itself before it served is a start that failed, however long it took. One that was
-// killed then is not: that is no fault of its own.
+// count counts the end of a daemon that had the mount, or was to have it. One that ended by itself before it served is a start that failed, however
+// long it took. One that was killed then is not: that is no fault of its own.
 func (k *keeper) count(d *daemon) {
 	switch {
 	case d.served && time.Since(d.began) > shortLife:
@@ -380,8 +380,8 @@ func (k *keeper) decide() error {
 		k.ended = true
 		return nil
 	}
-	if k.next != nil && k.next.pidfd < 0 { // died before it served
-		k.answer(k.next, "REFUSED=it died while it took the state over: see its log")
+	if k.next != nil && k.next.pidfd < 0 {
+		k.count(k.next)
 		k.drop(k.next)
 		k.next = nil
 	}
