@@ -270,7 +270,7 @@ soak-volume: build lib ## Have the disk of a checkpoint volume fail at every sys
 	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_FAULTS=1 $(GO) test -count=1 -v -timeout 20m -run TestDiskFails ./tests/suites/volume/faults
 	HBMFS_SEED=$(SEED) HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_SOAK=$(or $(SOAK),30m) $(GO) test -count=1 -v -timeout 2h -run TestSoak ./tests/suites/volume/faults
 	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_PYTHON=$(abspath $(VENV)/bin/python) HBMFS_LIBRARY=$(abspath bin/libhbmfs.so) HBMFS_TEST_LONG=1 \
-	  PYTEST_ARGS="-k (at_random)or(are_ended)or(daemons_are_killed)" $(GO) test -count=1 -v -timeout 1h -run TestPythonCheckpoints ./tests/suites/python/checkpoints
+	  PYTEST_ARGS="-k (at_random)or(are_ended)or(daemons_are_killed)" $(GO) test -count=1 -v -timeout 1h -run 'TestPythonCheckpoints|TestPythonVolumes' ./tests/suites/python/checkpoints ./tests/suites/python/volumes
 
 soak-random: build lib ## Do random things with a new seed to a KV volume's books, a draft's files, streams of batches and a node of Kubernetes, and all rounds of shortened tests (30 minutes; SEED=N repeats)
 	@tools/need.sh fuse nginx python
@@ -279,7 +279,7 @@ soak-random: build lib ## Do random things with a new seed to a KV volume's book
 	HBMFS_SEED=$(SEED) HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_CSI=$(abspath bin/hbmfs-csi) HBMFS_CSI_ROUNDS=2000 HBMFS_CSI_HANDOVERS=5 \
 	  $(GO) test -count=1 -v -timeout 1h -run 'TestRandomOperations|TestRandomRounds|TestPodsSeeNoHandover' ./tests/suites/volume ./tests/suites/csi
 	HBMFS_SEED=$(SEED) HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_PYTHON=$(abspath $(VENV)/bin/python) HBMFS_LIBRARY=$(abspath bin/libhbmfs.so) HBMFS_TEST_LONG=1 \
-	  $(GO) test -count=1 -v -timeout 1h ./tests/suites/python/datasets ./tests/suites/python/dcp
+	  $(GO) test -count=1 -v -timeout 1h ./tests/suites/python/datasets ./tests/suites/python/dcp ./tests/suites/python/dcpwriter
 	HBMFS_TEST_LONG=1 $(GO) test -count=1 -timeout 20m ./cufile ./internal/pack/tokenizer ./internal/pack ./internal/volume/drain
 	HBMFS_TEST_LONG=1 HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_CSI=$(abspath bin/hbmfs-csi) $(GO) test -count=1 -v -timeout 20m \
 	  -run 'TestPods$$|TestHostDies|TestOthersRemoveTheTree|TestOneUserCannotTakeAll' ./tests/suites/csi ./tests/suites/volume ./tests/suites/control
