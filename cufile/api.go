@@ -32,7 +32,7 @@ type (
 	Allocation = device.Allocation
 	// Widen converts elements on the device, after they have crossed the link.
 	Widen = widen.Kind
-	// ChangedError says what has become of a file at the source, and since when its bytes may be wrong. It wraps ErrShort or control.ErrStale.
+	// ChangedError says how a file changed at the source, and since when its bytes may be wrong. It wraps ErrShort or control.ErrStale.
 	ChangedError = source.ChangedError
 	// Sequences are the documents of a batch of tokens, for [BeginBatch].
 	Sequences = sequences.Sequences

@@ -26,7 +26,7 @@ type File struct {
 	seen   atomic.Bool  // the GPU saw all bytes of the last request already; on the host they were mapped
 	cold   atomic.Int64 // requests on the host that threads read, since rows came from the disk
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	moved    Moved
 	requests map[*Request]bool // that are under way
 }

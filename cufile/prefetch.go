@@ -29,7 +29,7 @@ func (f *File) Prefetch(ctx context.Context, spans []Span) error {
 	if err := f.insideAll(soon); err != nil {
 		return fmt.Errorf("prefetch: %w", err)
 	}
-	if f.seen.Load() { // what a plan names is there
+	if f.seen.Load() { // the planned bytes are there
 		return nil
 	}
 	if p, ok := f.source.(prefetcher); ok {

@@ -92,7 +92,7 @@ type transfer struct {
 	f    *File
 	to   crew.Destination
 	view *View // whose memory that is; nil for memory of the caller
-	cold bool  // what is moved now is not in the page cache
+	cold bool  // the bytes that are moved now are not in the page cache
 }
 
 // run moves spans by groups of the files that hold them. When it returns, also with an error, nothing is under way.

@@ -39,7 +39,7 @@ func (v *View) Bytes() []byte {
 	return v.r.arena.Host(v.at + v.skew)[:v.n:v.n]
 }
 
-// destination is where the bytes lie, for what moves them.
+// destination is where the bytes lie, for the path that moves them.
 func (v *View) destination() *crew.Destination {
 	return &crew.Destination{HBM: v.r.arena.HBM(v.at + v.skew), Host: v.r.arena.Host(v.at + v.skew)}
 }

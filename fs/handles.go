@@ -167,7 +167,7 @@ func (t *handles) nodes() map[int]bool {
 
 func nodeNumber(id uint64) uint32 { return uint32(number(id)) }
 
-// number is what the kernel calls an open file: the slot and its use.
+// number is the kernel's handle of an open file: the slot and its use.
 func (t *handles) number(i uint32) uint64 { return uint64(t.slot[i].life)<<32 | uint64(i) }
 
 // get returns the slot of an open file, nil where it is not open any more.
@@ -204,7 +204,7 @@ func (t *handles) openAs(of *fuse.InHeader, node, state uint32, backing int32, s
 	return t.number(i), true
 }
 
-// answered returns what an OPEN was answered that the kernel sends again, nil where it was not.
+// answered returns the earlier answer to an OPEN that the kernel sends again, nil without one.
 func (t *handles) answered(of *fuse.InHeader) (number uint64, h *handle) {
 	again, request := handover.Resent(of.Unique)
 	if !again {

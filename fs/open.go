@@ -82,7 +82,7 @@ func (m *Mount) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut)
 	return fuse.OK
 }
 
-// mayOpen returns OK where this process is to open a file, and otherwise what the kernel is told.
+// mayOpen returns OK where this process is to open a file, and otherwise the kernel's error.
 func (m *Mount) mayOpen(ctx context.Context, n *node, flags uint32) fuse.Status {
 	if flags&syscall.O_ACCMODE != syscall.O_RDONLY || flags&syscall.O_TRUNC != 0 {
 		return erofs

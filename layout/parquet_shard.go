@@ -84,7 +84,7 @@ func (x *parquetShard) body(plain []parquetPiece) Body {
 	return b
 }
 
-// check compares what the statistics say with all pages.
+// check compares the statistics with all pages.
 func (x *parquetShard) check(ctx context.Context) error {
 	if x.column == nil {
 		return nil

@@ -149,7 +149,7 @@ func (o *Site) Get(ctx context.Context, obj *layout.Object, off, n int64) (*fetc
 	default:
 		err = explain(res)
 	}
-	_ = res.Body.Close() // it is not what was asked for
+	_ = res.Body.Close() // it is not the requested range
 	return nil, err
 }
 
@@ -184,8 +184,8 @@ func explain(res *http.Response) error {
 	return fmt.Errorf("the server answers %s", status(res))
 }
 
-// request makes a request for a file below the base, or for a directory, whose name ends with a slash. A name may hold what an
-// address gives a meaning to.
+// request makes a request for a file below the base, or for a directory, whose name ends with a slash. A name may contain
+// characters that have a meaning in an address.
 func (o *Site) request(ctx context.Context, method, name string) (*http.Request, error) {
 	dir, isDir := strings.CutSuffix(name, "/")
 	parts := strings.Split(url.PathEscape(dir), "%2F")

@@ -46,7 +46,7 @@ func (m *machineFlags) judge(of *check.Machine) *check.Report {
 	return check.Judge(of, m.path, m.gpu)
 }
 
-// checkGPU refuses what is no number of a GPU.
+// checkGPU refuses a value that is no number of a GPU.
 func (m *machineFlags) checkGPU() error {
 	if m.gpu < 0 {
 		return cli.Mistakef("--gpu must be 0 or more, not %d", m.gpu)

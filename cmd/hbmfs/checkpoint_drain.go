@@ -116,7 +116,7 @@ twentieth of what they write, at least 16 MiB/s.`,
 	return cmd
 }
 
-// tell prints what the drain of a directory has said last.
+// tell prints the last state of a directory's drain.
 func (c *drainCommand) tell(context.Context) error {
 	s, alive, err := drain.Saved(c.directory)
 	if err != nil {

@@ -116,7 +116,7 @@ func (c *mountCommand) addFlags(cmd *cobra.Command) {
 	manpage.Advanced(f, "uid", "gid", "umask", "read-ahead", "frozen")
 }
 
-// takeOptions applies the words of -o, and what follows from all flags.
+// takeOptions applies the words of -o, and derives settings from all flags.
 func (c *mountCommand) takeOptions(flags *pflag.FlagSet) error {
 	for _, o := range c.options {
 		kernel, err := c.applyOptions(o, flags)
@@ -129,7 +129,7 @@ func (c *mountCommand) takeOptions(flags *pflag.FlagSet) error {
 	return nil
 }
 
-// settle gives the daemon what flags say in words of their own.
+// settle gives the daemon the values of flags that have words of their own.
 func (c *mountCommand) settle() (err error) {
 	opt := &c.Options
 	opt.ReadAhead, opt.Helper, opt.Version = int(c.readAhead), []string{"/proc/self/exe", bindName}, version

@@ -198,7 +198,7 @@ func (p *packFlags) warnLeftOut(problems []layout.Problem) {
 	}
 }
 
-// warnPacked says what the output lacks, and why.
+// warnPacked names documents that the output lacks, and why.
 func warnPacked(stderr io.Writer, o *pack.Options, result *pack.Result) {
 	if result.Repaired > 0 {
 		fmt.Fprintf(stderr, "warning: invalid UTF-8 in %d documents was replaced by U+FFFD\n", result.Repaired)

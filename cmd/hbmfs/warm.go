@@ -21,7 +21,7 @@ type warmCommand struct {
 	printer
 	rate   size.Rate
 	record string        // a file
-	length time.Duration // of the record; 0: what was read before
+	length time.Duration // of the record; 0: reads before it
 	replay string        // a file
 }
 
@@ -159,7 +159,7 @@ func printWarm(out io.Writer, d *warm.Summary) {
 	})
 }
 
-// bytesOf is a part of what a command brought, or did not.
+// bytesOf counts bytes that a command brought, or did not.
 type bytesOf struct {
 	n    int64
 	what string

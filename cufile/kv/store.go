@@ -93,7 +93,7 @@ type Store struct {
 	end        context.CancelFunc
 	warming    sync.WaitGroup
 
-	mu         sync.Mutex // guards what follows
+	mu         sync.Mutex // guards the fields below
 	now        *session   // nil between two daemons, and once closed
 	before     *session   // whose daemon has gone; its tiers may be those of the next
 	blockBytes int64

@@ -28,7 +28,7 @@ type tier struct {
 	memory   []byte         // the mapping; nil of a disk tier
 	disk     *uncached.File // nil of a memory tier
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	users   int        // connections and requests
 	regions []region
 	pinned  int64

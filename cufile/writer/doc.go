@@ -16,5 +16,5 @@
 // required and is not there is an error. Bytes are counted by path.
 //
 // Pitfalls. Memory that is written must stay as it is until the write has ended, and a Snapshot's until it is released. A write
-// that failed or was cancelled leaves its files to the caller. Directories are not synced: whoever publishes the files does that.
+// that failed or was cancelled leaves its files to the caller. Directories are not synced: the publisher of the files does that.
 package writer

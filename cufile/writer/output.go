@@ -28,7 +28,7 @@ type output struct {
 	sealed func(sums []uint32) error
 	mapped []byte // its pages; nil on other paths than Mapped
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	state  outputState
 	fd     int            // of a given file also before it is made
 	err    error          // why it could not be made

@@ -123,7 +123,7 @@ func (p *process) forget() {
 	}
 }
 
-// passesAll reports whether the kernel lets the process read every file, whatever its permissions say.
+// passesAll reports whether the kernel lets the process read every file in spite of its permissions.
 func (p *process) passesAll() bool {
 	if p == nil {
 		return false

@@ -103,7 +103,7 @@ func (s *Server) bindByClone(ctx context.Context, socket *os.File) error {
 		return fmt.Errorf("cloning the mount for it needs CAP_SYS_ADMIN and Linux 5.12: %w", err)
 	}
 	tree := os.NewFile(uintptr(fd), s.opt.Point)
-	defer func() { _ = tree.Close() }() // the socket keeps what it needs
+	defer func() { _ = tree.Close() }() // the socket keeps its own references
 	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Propagation: unix.MS_PRIVATE}); err != nil {
 		return fmt.Errorf("make the clone of the mount private: %w", err)
 	}
@@ -120,7 +120,7 @@ func bindIn(at int, path string, fd int) error {
 	if err != nil {
 		return fmt.Errorf("open %s: %w", path, err)
 	}
-	defer func() { _ = unix.Close(dir) }() // the socket keeps what it needs
+	defer func() { _ = unix.Close(dir) }() // the socket keeps its own references
 	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: fmt.Sprintf("/proc/self/fd/%d/%s", dir, mountpoint.SocketName)}); err != nil {
 		return fmt.Errorf("bind %s: %w", mountpoint.SocketName, err)
 	}

@@ -34,7 +34,7 @@ func main() {
 	}
 }
 
-// config is what the flags say.
+// config holds the flags.
 type config struct {
 	hbmfs, loopback string
 	dir             string
@@ -73,7 +73,7 @@ func parseFlags(args []string) (config, error) {
 	return c, nil
 }
 
-// run measures what args ask for and writes the report. Figures from before a failure are still printed.
+// run measures the cases of args and writes the report. Figures from before a failure are still printed.
 func run(ctx context.Context, args []string) (err error) {
 	c, err := parseFlags(args)
 	if errors.Is(err, flag.ErrHelp) {
@@ -108,7 +108,7 @@ func run(ctx context.Context, args []string) (err error) {
 	return nil
 }
 
-// version asks the binary; a benchmark is worth little when nobody knows of what.
+// version asks the binary; a benchmark without a version is worth little.
 func version(ctx context.Context, binary blackbox.Binary) string {
 	out, err := binary.Output(ctx, "--version")
 	if err != nil {
@@ -117,7 +117,7 @@ func version(ctx context.Context, binary blackbox.Binary) string {
 	return strings.TrimSpace(string(out))
 }
 
-// bench is one run of the program: what all cases share.
+// bench is one run of the program, with the data that all cases share.
 type bench struct {
 	config
 	binary blackbox.Binary
@@ -163,7 +163,7 @@ func (b *bench) makeDirs(names ...string) ([]string, error) {
 	return paths, nil
 }
 
-// progress tells on standard error what takes its time.
+// progress names the running case on standard error.
 func progress(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, format+"\n", args...)
 }

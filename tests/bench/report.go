@@ -20,7 +20,7 @@ type report struct {
 	Limits      []limit      `json:"limits,omitempty"`
 }
 
-// program says what was measured.
+// program names the measured program.
 func (r *report) program() string {
 	if r.MountFlags == "" {
 		return r.Hbmfs

@@ -27,7 +27,7 @@ type Mover struct {
 	using      sync.RWMutex // held for reading by MoveRows: nothing is unmapped meanwhile
 	generation uint32       // of the mappings: Places are valid until one ends; guarded by using
 
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	files map[*source.Backing][]byte
 	room  int  // files that may be mapped before the mappings of the process are counted again
 	full  bool // none is mapped until others are unmapped

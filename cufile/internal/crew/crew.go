@@ -34,7 +34,7 @@ type Crew struct {
 	wg   sync.WaitGroup
 	done atomic.Int64 // steps that have ended
 
-	mu      sync.Mutex    // guards what follows
+	mu      sync.Mutex    // guards the fields below
 	most    int           // workers that take jobs
 	changed chan struct{} // closed and replaced when most changes
 }

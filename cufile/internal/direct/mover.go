@@ -34,11 +34,11 @@ type Options struct {
 type Mover struct {
 	opt Options
 
-	mu     sync.Mutex     // guards what follows
+	mu     sync.Mutex     // guards the fields below
 	lib    *driver.CuFile // nil until Start
 	failed error          // why Start cannot
 
-	filesMu sync.Mutex // guards what follows
+	filesMu sync.Mutex // guards the fields below
 	files   map[*source.Backing]*handle
 }
 

@@ -354,7 +354,7 @@ func (c *CUDA) Came(e Handle) (bool, error) {
 	}
 }
 
-// Pause sleeps between two questions about what has been waited for since began, at least so long.
+// Pause sleeps between two questions about work that has been waited for since began, at least so long.
 func Pause(began time.Time, least time.Duration) {
 	pause := unix.NsecToTimespec(int64(min(max(least, time.Since(began)/8), time.Millisecond)))
 	_ = unix.Nanosleep(&pause, nil) // a signal only makes it ask earlier

@@ -68,8 +68,8 @@ func NewMover(o Options) (*Mover, error) {
 	return m, nil
 }
 
-// begin keeps all windows that are found from now on, until end is called on the thread: once the GPU has read what was found. Nothing waits for windows
-// in between.
+// begin keeps all windows that are found from now on, until end is called on the thread, once the GPU has read them. Nothing waits for windows in
+// between.
 func (m *Mover) begin() (end func()) {
 	number := m.begun.Add(1)
 	m.open = append(m.open, number)

@@ -24,7 +24,7 @@ import (
 // them. Only where there are too many files, those without a window are unmapped. A mapping does not need the file to
 // stay open.
 //
-// Threads that find bytes in windows ask no lock. They say when they begin and when the GPU has read what they found ([Mover.begin]). To give a window
+// Threads that find bytes in windows ask no lock. They say when they begin and when the GPU has read their windows ([Mover.begin]). To give a window
 // up, its entry is zeroed first; then all that had begun by then must have ended.
 type Windows struct {
 	key       registryKey
@@ -42,7 +42,7 @@ type Windows struct {
 	full       atomic.Bool  // there was no room for a window that was wanted
 	refused    atomic.Int64 // bytes in this round for which there was no room
 
-	mu      sync.Mutex // guards what follows, and file, window and chunk
+	mu      sync.Mutex // guards the fields below, and file, window and chunk
 	movers  map[*Mover]bool
 	used    map[*source.Backing]*file // by the Backing of each reader
 	ahead   map[*crew.Worker]*file    // in which a worker may look ahead
@@ -370,7 +370,8 @@ func (m *Windows) unregistered(cu *driver.CUDA, n *window) (err error) {
 	return err
 }
 
-// tablesEnd waits until the GPU has read what any Mover has found by now. The worker itself is in no table. It needs mu and gives it up meanwhile.
+// tablesEnd waits until the GPU has read all windows that any Mover has found by now. The worker itself is in no table. It needs mu and gives it
+// up meanwhile.
 func (m *Windows) tablesEnd(w *crew.Worker) error {
 	m.mu.Unlock()
 	w.Drain() // waiting for our copies here does not burn the CPU as the driver does

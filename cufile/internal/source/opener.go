@@ -22,7 +22,7 @@ type Opener struct {
 	ids         atomic.Uint64
 	connections connections
 
-	noticing sync.Mutex // guards what follows
+	noticing sync.Mutex // guards the fields below
 	noticed  map[control.Epoch]*notices
 }
 

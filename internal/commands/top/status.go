@@ -47,7 +47,7 @@ func StatusOf(ctx context.Context, program, path string, patience time.Duration)
 // setsMost is how many sets a status lists.
 const setsMost = 20
 
-// WriteStatus writes how a mount is and what it shows, without rates.
+// WriteStatus writes a mount's state and contents, without rates.
 func WriteStatus(w io.Writer, r *Row) error {
 	fmt.Fprintf(w, "%s: %s\n", cli.Printable(r.MountPoint), r.State)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Follower has copies of what a keeper has, and hears of changes.
+// Follower has copies of a keeper's descriptors, and hears of changes.
 type Follower struct {
 	keeper int
 	conn   *os.File
@@ -98,7 +98,7 @@ func (f *Follower) Close() {
 	_ = f.conn.Close()
 }
 
-// following is what a keeper knows of those who want copies.
+// following is a keeper's list of processes that want copies.
 type following struct {
 	whole     bool   // the daemon has told all it had
 	followers []int  // connections of those who hear of changes

@@ -66,7 +66,7 @@ func niceNow() int {
 // hurry has a process come before others.
 func hurry(pid int) { niceAll(strconv.Itoa(pid), niceMost) }
 
-// ease makes this process an ordinary one again. Threads that started meanwhile have what their maker had.
+// ease makes this process an ordinary one again. Threads that started meanwhile have their maker's settings.
 func ease(nice int) {
 	for range 10 {
 		if !niceAll("self", nice) {

@@ -77,9 +77,9 @@ func DaemonByPID(pid int) *Daemon {
 	return &Daemon{PID: pid, pidfd: pidfd}
 }
 
-// DaemonOf finds the process that listens on the control socket of the mount at a path, in whatever PID namespace it lives. told is
-// its number there, as the mount's status has it. It is nil where the kernel does not tell (before Linux 6.5), and where there is no
-// socket. The daemon must just have answered: the way to the socket leads through the mount.
+// DaemonOf finds the process that listens on the control socket of the mount at a path, in any PID namespace. told is its number
+// there, as the mount's status has it. It is nil where the kernel does not tell (before Linux 6.5), and where there is no socket.
+// The daemon must just have answered: the way to the socket leads through the mount.
 func DaemonOf(path string, told int) *Daemon {
 	dir, err := unix.Open(filepath.Join(path, ControlName), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -116,7 +116,7 @@ func (d *Daemon) String() string {
 	return fmt.Sprintf("pid %d", d.PID)
 }
 
-// Command is what somebody types to send it a signal, such as KILL.
+// Command is the command line that sends it a signal, such as KILL.
 func (d *Daemon) Command(signal string) string {
 	if d.elsewhere {
 		return fmt.Sprintf("kill -%s %d in its PID namespace", signal, d.PID)

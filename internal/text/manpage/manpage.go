@@ -1,5 +1,5 @@
-// Package manpage writes what there is to know of a command: as help on a terminal, as a manual page, and as Markdown. All three
-// come from the cobra command and a few tables, so that they cannot differ.
+// Package manpage writes the manual of a command: as help on a terminal, as a manual page, and as Markdown. All three come from
+// the cobra command and a few tables, so that they cannot differ.
 package manpage
 
 import (
@@ -13,14 +13,14 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Item is a line of a table: an exit status, a file or a variable, what it means, and the commands that it is of, all of them
-// where none is named.
+// Item is a line of a table: an exit status, a file or a variable, with its meaning. It belongs to the named commands, or to
+// all.
 type Item struct {
 	Term, Text string
 	Of         []string
 }
 
-// Manual is what commands do not say themselves.
+// Manual has the parts that commands do not say themselves.
 type Manual struct {
 	Version                  string
 	Exit, Files, Environment []Item
@@ -67,7 +67,7 @@ func (i *Item) of(cmd *cobra.Command) bool {
 	return false
 }
 
-// Help is what --help prints, on a terminal of so many columns; 0 leaves lines as they were written.
+// Help is the text of --help, on a terminal of so many columns; 0 leaves lines as they were written.
 func (m *Manual) Help(cmd *cobra.Command, columns int) string {
 	var b strings.Builder
 	about, usage := cmd.Long, cmd.UsageString()

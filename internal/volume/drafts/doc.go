@@ -12,8 +12,8 @@
 // files of it once they know its number. Where the kernel does not tell processes, a draft ends with its connection.
 //
 // Everything is done with the user's rights, by the kernel's own answer: who may make a directory in the volume may begin a draft, and
-// its files count for the user's quota. Drafts, files without names, and all files have a share for each user, so that nobody takes
-// what others need.
+// its files count for the user's quota. Drafts, files without names, and all files have a share for each user, so that no user takes
+// the share of others.
 //
 // Every request may come twice, since an answer is lost with the daemon that gave it. The second does nothing more.
 package drafts

@@ -44,7 +44,7 @@ func (t *tier) regions() (int64, error) {
 	return min(slab.Size()/t.regionBytes(), index.Size()/t.indexBytes()), nil
 }
 
-// loaded is what was read of the index of a region.
+// loaded are the entries that were read from the index of a region.
 type loaded struct {
 	bad    []uint32 // places of slots whose records are not whole
 	serial uint64   // the highest

@@ -53,7 +53,7 @@ func (t *tier) openMemory() (err error) {
 	return err
 }
 
-// hugePage is what a region of memory must be a multiple of, so that huge pages take no more than the limit.
+// hugePage is the unit of a region's size in memory, so that huge pages take no more than the limit.
 const hugePage = 2 << 20
 
 // hasHuge asks the kernel whether a file in memory gets huge pages.
