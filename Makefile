@@ -240,7 +240,7 @@ test-cluster: $(CLUSTER)/kubernetes $(CLUSTER)/helm cluster-images $(if $(FORMER
 	@tools/need.sh fuse cluster
 	HBMFS_CLUSTER=$(abspath $(CLUSTER)) HBMFS_CLUSTER_LOGS=$(abspath $(CLUSTER)/logs) HBMFS_CLUSTER_EARLIER=$(abspath $(FORMER)) HBMFS_SEED=$(SEED) $(GO) test -count=1 -v -timeout 2h $(CLUSTERFLAGS) ./tests/cluster
 
-bench: build lib ## Measure the mount against direct reads and write docs/benchmarks.md, then random batches of many shards (15 minutes)
+bench: build lib ## Measure the mount against direct reads and write that part of docs/benchmarks.md, then random batches of many shards (15 minutes)
 	@tools/need.sh fuse python
 	@mkdir -p $(CACHE)
 	$(STATIC) -o $(CACHE)/bench ./tests/bench

@@ -1,6 +1,6 @@
 // Command bench measures a built hbmfs against reading the same bytes without it, and its scale.
 //
-//	make bench                                     # everything, and writes docs/benchmarks.md
+//	make bench                                     # everything, and writes its part of docs/benchmarks.md
 //	.cache/bench --hbmfs bin/hbmfs --loopback .cache/loopback --only throughput --json result.json
 //
 // It is a black box: it knows the command line and the mount, nothing behind them. Every throughput case runs
@@ -59,7 +59,7 @@ func parseFlags(args []string) (config, error) {
 	flags.IntVar(&c.shardMiB, "shard-mib", 512, "size of each of the two shards that throughput reads, in MiB")
 	flags.IntVar(&c.shards, "shards", 100_000, "number of shards in the scale case")
 	flags.StringVar(&c.jsonFile, "json", "", "write the results as JSON to `file`")
-	flags.StringVar(&c.docs, "docs", "", "write benchmarks.md and benchmarks.svg to `directory`")
+	flags.StringVar(&c.docs, "docs", "", "write benchmarks.svg, and the part of benchmarks.md about the mount, to `directory`")
 	flags.BoolVar(&c.check, "check", false, "fail when a target is missed")
 	if err := flags.Parse(args); err != nil {
 		return c, err

@@ -16,7 +16,7 @@
 //	n(R)       = ceil(R/(1-R) x T_reg x link / bytes)           I/Os until a wanted R: the break-even
 //
 // CPU memory has pages of 4 KiB. At 1 us a page, the textbook's figure, 1 GiB costs 262,144 pages = 262 ms. The driver
-// of an H200 host needed 22 to 24 ms/GB (0.098 us a page) for page cache that was populated (docs/benchmarks-gpu.md).
+// of an H200 host needed 22 to 24 ms/GB (0.098 us a page) for page cache that was populated (docs/benchmarks.md).
 // GPU memory is pinned in pages of 64 KiB (nvidia-fs: the shadow buffer's granularity), 16 times fewer.
 //
 // Known figures of others, compared with the model (registration_test.go computes all of them):
