@@ -26,7 +26,7 @@ func newBenchCommand() *cobra.Command {
 	c := &benchCommand{block: 64 << 20, sample: 8 << 10, align: 2, slot: 2 << 20, window: 128 << 20, length: 1 << 50}
 	cmd := c.work(&cobra.Command{
 		Use:   "bench FILE",
-		Short: "Measure every path from a file into GPU memory, beside a plain read and copy",
+		Short: "Measure every path from a file into GPU memory",
 		Long: `Read a file by each path, in three ways, for a while each:
 
   sequential  the whole file in blocks, again and again
@@ -48,23 +48,23 @@ turns. CPU s/GB is what this process used, the kernel's work for it included.`,
 	}, exactArgs(1), c.run)
 	f := cmd.Flags()
 	c.device.add(cmd)
-	f.StringSliceVar(&c.measure.Paths, "paths", nil, "staged, mapped (or one of its ways: kept, moving, first), compat, direct, host (default staged,mapped; host with --to host)")
+	f.StringSliceVar(&c.measure.Paths, "paths", nil, "`paths` to measure: staged, mapped, or one of its ways (kept, moving, first), compat, direct, host (default: staged,mapped)")
 	completeFlag(cmd, "paths", "staged", "mapped", "kept", "moving", "first", "compat", "direct", "host")
-	f.StringSliceVar(&c.measure.Modes, "modes", []string{bench.Sequential, bench.Random, bench.Gather}, "sequential, random, gather")
+	f.StringSliceVar(&c.measure.Modes, "modes", []string{bench.Sequential, bench.Random, bench.Gather}, "`ways` to read: sequential, random, gather")
 	completeFlag(cmd, "modes", bench.Sequential, bench.Random, bench.Gather)
 	f.Var(&c.block, "block", "bytes of a block")
 	f.Var(&c.sample, "sample", "bytes of a sample of gather")
 	f.Var(&c.align, "align", "random places are multiples of this")
 	f.IntVar(&c.measure.Samples, "samples", 4096, "samples of a gather")
-	f.IntVar(&c.threads, "threads", 0, "threads for each GPU, 0 for what auto would take")
+	f.IntVar(&c.threads, "threads", 0, "threads for each GPU; 0 takes as many as auto")
 	f.IntVar(&c.measure.Depth, "depth", 8, "blocks or gathers under way at once")
-	f.IntSliceVar(&c.measure.GPUs, "gpus", nil, "GPUs to read into at once (instead of --to)")
-	f.Var(&c.slot, "slot", "bytes that a thread of staged reads at a time; each pins three of them")
+	f.IntSliceVar(&c.measure.GPUs, "gpus", nil, "`GPUs` to read into at once, as in 0,1,2,3, instead of --to")
+	f.Var(&c.slot, "slot", "bytes that a thread of staged reads at a time; each thread pins three slots")
 	f.Var(&c.window, "window", "bytes that mapped registers at a time")
 	f.Float64Var(&c.measure.Seconds, "seconds", 2, "seconds for each measurement")
-	f.Var(&c.length, "length", "bytes of the file to use, from its front")
-	f.BoolVar(&c.measure.Refill, "refill", false, "drop the file from the page cache and bring it back in huge pages first")
-	f.BoolVar(&c.measure.Cold, "cold", false, "measure reading a file that is not in the page cache")
+	f.Var(&c.length, "length", "use only the first bytes of the file")
+	f.BoolVar(&c.measure.Refill, "refill", false, "first read the file anew into huge pages of the page cache")
+	f.BoolVar(&c.measure.Cold, "cold", false, "measure reads past the page cache")
 	f.IntVar(&c.measure.Rounds, "rounds", 3, "turns of --cold")
 	return cmd
 }

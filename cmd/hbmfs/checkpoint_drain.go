@@ -81,7 +81,7 @@ Without, it ends when all is there; the exit code is 3 where a checkpoint is not
 --rate-limit auto sends as fast as it can while nobody writes to the disk of DIR. While others write 16 MiB a second or more, it takes a
 twentieth of what they write, at least 16 MiB/s.`,
 		Example: `  hbmfs checkpoint drain /nvme/ckpt s3://models/run-1
-  hbmfs checkpoint drain --watch --keep 2 /nvme/ckpt 's3://models/run-1?endpoint=http://minio:9000'
+  hbmfs checkpoint drain --watch --keep 2 /nvme/ckpt s3://models/run-1
   hbmfs checkpoint drain --status /nvme/ckpt`,
 		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 			if len(args) > 0 {
@@ -91,14 +91,14 @@ twentieth of what they write, at least 16 MiB/s.`,
 		},
 	}
 	f := cmd.Flags()
-	f.BoolVar(&c.watch, "watch", false, "go on with what is published later")
-	f.Var((*drainRate)(&c.opt.Rate), "rate-limit", "bytes per second that it reads and sends, such as 500MB/s; auto, or none")
-	f.IntVar(&c.opt.Keep, "keep", 0, "checkpoints that stay in DIR, the newest by the numbers in their names. Older ones are removed when they are at the destination, and never before (default: all)")
+	f.BoolVar(&c.watch, "watch", false, "go on with checkpoints that are published later")
+	f.Var((*drainRate)(&c.opt.Rate), "rate-limit", "bytes per second to send, such as 500MB/s; auto, or none")
+	f.IntVar(&c.opt.Keep, "keep", 0, "keep the newest `N` checkpoints in DIR, by the numbers in their names; remove older ones that are at the destination (default: all)")
 	f.IntVar(&c.opt.Connections, "connections", 16, "requests at once; each takes 4 MiB of memory")
-	f.Var(&c.part, "part-size", "bytes of the parts of multipart uploads (default 32MiB)")
-	f.DurationVar(&c.opt.Patience, "patience", fetch.Patience, "how long the store may be silent before it gives up, without --watch")
-	f.BoolVar(&c.opt.TakeOver, "take-over", false, "drain to a place that another directory has drained to, which is gone for good. What is complete there stays")
-	f.BoolVar(&c.status, "status", false, "say how far the drain of DIR is, and change nothing")
+	f.Var(&c.part, "part-size", "bytes of a part of a multipart upload (default: 32MiB)")
+	f.DurationVar(&c.opt.Patience, "patience", fetch.Patience, "without --watch: give up after the store has been silent for so long")
+	f.BoolVar(&c.opt.TakeOver, "take-over", false, "drain to the place of another directory that is gone for good; complete checkpoints there stay")
+	f.BoolVar(&c.status, "status", false, "print the progress of the drain of DIR, and change nothing")
 	c.takeJSON(cmd)
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
 		if c.status {

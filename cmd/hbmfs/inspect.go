@@ -33,7 +33,7 @@ func newInspectCommand() *cobra.Command {
 	}
 	cmd := c.work(&cobra.Command{
 		Use:   "inspect SOURCE",
-		Short: "Say what a dataset is, which views it has, and what is wrong with it",
+		Short: "Describe a dataset: its format, its views, and problems",
 		Long: `Recognize the formats of a directory, a file or an s3:// or http:// source, and read their indexes in full. List sets of shards, views, and
 every problem found. The exit code is 3 when there are problems.
 
@@ -50,7 +50,7 @@ Formats:
 	f.BoolVar(&c.verify, "verify", false, "read all bytes and compare them with the manifest")
 	addChoice(cmd, &c.format, "format", "", "look for this format only", names...)
 	addRequestFlags(f, &c.options)
-	f.StringVar(&c.dtype, "dtype", "", "element type of headerless token files: uint16, uint32, int64, ...")
+	f.StringVar(&c.dtype, "dtype", "", "element `type` of headerless token files: uint16, uint32, int64, ... (default: guessed)")
 	return cmd
 }
 

@@ -20,7 +20,7 @@ type kvCommand struct{ printer }
 func newKVCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "kv",
-		Short: "Look after KV volumes: list namespaces, count hits, verify blocks, clear",
+		Short: "List namespaces of KV volumes, count hits, verify, clear",
 		Long: `Look after a KV volume, which hbmfs kv mount has mounted at MOUNT. Engines keep blocks of their KV caches there: in namespaces, one for each
 model and layout, of blocks of one size. Blocks lie in slots of preallocated files, in memory before the disk; what nobody holds and nobody
 has found for the longest time makes room. A namespace is an entry of MOUNT, and its mode says who may read and write.

@@ -21,7 +21,7 @@ func newLocateCommand() *cobra.Command {
 	c := &locateCommand{}
 	cmd := c.work(&cobra.Command{
 		Use:   "locate FILE",
-		Short: "Name the backing files of a file in a mount, for programs that call cuFile themselves",
+		Short: "Name the backing files of a file in a mount",
 		Long: `Name the files of this machine that the bytes of FILE lie in, and where in them. FILE is in a mount of hbmfs. A program that
 calls cuFile itself (kvikio, DALI, cuDF, DeepSpeed) opens these, and not FILE: cuFile on a file of a FUSE mount is never direct.
 

@@ -16,7 +16,7 @@ func newUpgradeCommand() *cobra.Command {
 	q := upgrade.Request{Program: onmount.Self(), Patience: pause.Patience}
 	cmd := &cobra.Command{
 		Use:   "upgrade [MOUNTPOINT...]",
-		Short: "Have running mounts go on with this program",
+		Short: "Replace the daemons of running mounts by this program",
 		Long: `Have each mount at a MOUNTPOINT go on with this program: its daemon ends, and another takes over what is open, mapped
 and under way. Readers wait for some milliseconds, and see no error.
 
@@ -41,8 +41,8 @@ without --no-keeper: hbmfs status says who holds a mount.`,
 		},
 		ValidArgsFunction: completeMounts,
 	}
-	cmd.Flags().BoolVar(&q.All, "all", false, "all mounts of this machine")
-	cmd.Flags().BoolVar(&q.Check, "check", false, "change nothing: say whether it could be done")
+	cmd.Flags().BoolVar(&q.All, "all", false, "upgrade all mounts of this machine")
+	cmd.Flags().BoolVar(&q.Check, "check", false, "change nothing; say whether the upgrade is possible")
 	p.takeJSON(cmd)
 	return cmd
 }

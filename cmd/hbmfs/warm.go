@@ -28,8 +28,8 @@ type warmCommand struct {
 func newWarmCommand() *cobra.Command {
 	c := &warmCommand{}
 	cmd := &cobra.Command{
-		Use:   "warm PATH... | --record FILE MOUNTPOINT | --replay FILE MOUNTPOINT",
-		Short: "Bring files of a mount onto this machine before they are read",
+		Use:   "warm PATH... [flags]\n  hbmfs warm --record FILE MOUNTPOINT [flags]\n  hbmfs warm --replay FILE MOUNTPOINT [flags]",
+		Short: "Bring files of a mount onto this machine before reads",
 		Long: `Bring files of a mount, and all files below directories of it, onto this machine: bytes of a remote source into the
 mount's cache, bytes of local files into the kernel's page cache, as far as there is memory for them.
 
@@ -65,7 +65,7 @@ the user may not read, and what the cache has no room for; it fails where someth
   denied         are of files that this user may not read
   not_cached     are of files that the cache does not keep`,
 		Example: `  hbmfs warm /mnt/pile
-  hbmfs warm --rate-limit 500MB/s /mnt/pile/train /mnt/pile/.hbmfs/views/tokens.npy
+  hbmfs warm --rate-limit 500MB/s /mnt/pile/train
   hbmfs warm --record pile.record --for 10m /mnt/pile
   hbmfs warm --replay pile.record /mnt/pile`,
 		Args: someArgs("files or directories to warm"),
@@ -76,10 +76,10 @@ the user may not read, and what the cache has no room for; it fails where someth
 			return c.onMounts(cmd, args, func(ctx context.Context) error { return c.run(ctx, args) })
 		},
 	}
-	cmd.Flags().StringVar(&c.record, "record", "", "save here what was read of the mount, in order")
-	cmd.Flags().DurationVar(&c.length, "for", 0, "with --record: record what is read from now on, for so long or until Ctrl-C, as in 10m")
-	cmd.Flags().StringVar(&c.replay, "replay", "", "bring what this record has, in its order")
-	cmd.Flags().Var(&c.rate, "rate-limit", "bytes per second at most, as in 500MB/s (default: as fast as they come)")
+	cmd.Flags().StringVar(&c.record, "record", "", "save the order of reads of the mount to this `file`")
+	cmd.Flags().DurationVar(&c.length, "for", 0, "with --record: record reads from now on, for so long or until Ctrl-C, as in 10m")
+	cmd.Flags().StringVar(&c.replay, "replay", "", "bring the bytes that this `file` records, in its order")
+	cmd.Flags().Var(&c.rate, "rate-limit", "bytes per second at most, such as 500MB/s (default: no limit)")
 	c.takeJSON(cmd)
 	return cmd
 }

@@ -90,7 +90,12 @@ func (m *Manual) Help(cmd *cobra.Command, columns int) string {
 		for _, i := range s.items {
 			wide = max(wide, len(i.Term))
 		}
+		below := columns > 0 && wide > columns/2 // the text would be a narrow column
 		for _, i := range s.items {
+			if below {
+				fmt.Fprintf(&b, "  %s\n      %s\n", i.Term, wrap(i.Text, 6, columns))
+				continue
+			}
 			fmt.Fprintf(&b, "  %-*s  %s\n", wide, i.Term, wrap(i.Text, wide+4, columns))
 		}
 	}
