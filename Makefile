@@ -25,7 +25,7 @@ LDFLAGS = -s -w -X github.com/hbmfs/hbmfs/internal/text/cli.version=$(VERSION)
 LINT    = $(CACHE)/golangci-lint
 PROSE   = $(CACHE)/prose
 # The pages that people write: commands.md is made of --help.
-PAGES   = README.md ARCHITECTURE.md CONTRIBUTING.md $(filter-out docs/reference/commands.md,$(wildcard docs/*.md docs/*/*.md))
+PAGES   = README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md $(filter-out docs/reference/commands.md,$(wildcard docs/*.md docs/*/*.md))
 VENV    = $(CACHE)/venv
 PEERS   = $(CACHE)/venv-peers
 S3      = $(CACHE)/s3server
