@@ -83,8 +83,8 @@ const (
 	lookSome  = 32 // objects that are compared before the time is looked at
 )
 
-// Watch begins to look. looked is when another one has looked last, CLOCK_MONOTONIC, or 0. found is told of changes, at the end of each turn and also where there are
-// none, and until when those that the kernel notifies of are known.
+// Watch begins to look. looked is when another one has looked last, CLOCK_MONOTONIC, or 0. found is told of changes at the end of each turn, also where there are
+// none. It also hears until when the kernel's notices are known.
 func (d *Dir) Watch(looked int64, found func(changes []Change, looked int64)) (*Watch, error) {
 	q, every := newQueue(), RemoteSweepEvery
 	if q != nil && notifies(d.fd) {

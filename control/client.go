@@ -283,7 +283,7 @@ func (c *Client) ReportStats(ctx context.Context, moved ...PathReport) error {
 }
 
 // Readers returns how many readers are connected to the daemon at this moment, of all processes and users, this one
-// included: they share the machine's memory and CPUs. Connections by [Dial] are none.
+// included. They share the machine's memory and CPUs. Connections by [Dial] are none.
 func (c *Client) Readers(ctx context.Context) (int, error) {
 	a, err := c.ask(ctx, TypeReaders, TypeCount, nil)
 	if err != nil {

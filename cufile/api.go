@@ -61,7 +61,7 @@ const (
 )
 
 // Prove runs the command, whose body is [RunProbe], on an open file. cuFile keeps its settings and counters per process,
-// and a broken set-up can crash or hang: only a process of its own can be asked strictly.
+// and a broken set-up can crash or hang. So only a process of its own can be asked strictly.
 func Prove(ctx context.Context, command []string, l Libraries, device int, file *os.File) Proof {
 	return direct.Prove(ctx, command, l, device, file)
 }

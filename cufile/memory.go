@@ -18,7 +18,7 @@ type Target struct {
 
 	Widen Widen
 
-	// Targets, if it is not zero, is for a second output of a [Batch] of equal rows: Memory gets all elements of a row but the last one,
+	// Targets, if it is not zero, is for a second output of a [Batch] of equal rows. Memory gets all elements of a row but the last one,
 	// Targets all but the first. So a row of Length elements takes Length-1 in each.
 	Targets Memory
 }

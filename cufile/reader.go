@@ -37,16 +37,16 @@ type Options struct {
 	Slot    int64 // bytes that a thread moves at a time, 0 means 2 MiB; each pins three of them
 	Arena   int64 // bytes of memory for views, taken at the first one, 0 means 1 GiB (256 MiB on the host)
 
-	// Window is the bytes that the mapped path registers at a time, 0 means 128 MiB. Pinned bounds all registrations
-	// that are kept, 0 means a quarter of the RAM, or of the memory that the process's control group may have; it is no less than two windows. Readers of a process with the same
-	// Window and Pinned, also those of several GPUs, share their registrations, which Pinned bounds together.
+	// Window is the bytes that the mapped path registers at a time, 0 means 128 MiB. Pinned bounds all registrations that are kept. 0 means a quarter of the RAM, or of the
+	// memory that the process's control group may have. It is no less than two windows. Readers of a process with the same Window and Pinned, also those of several GPUs, share
+	// their registrations, which Pinned bounds together.
 	Window int64
 	Pinned int64
 
-	// Descriptors bounds the backing files of mounts that are kept open, 0 means a quarter of RLIMIT_NOFILE, at most
-	// 16,384, and for a GPU a 16th of a limit up to 4,096. For a GPU each may have two descriptors, the second one with O_DIRECT. Shards are opened to be registered
-	// with the GPU, or mapped on the host; rows of these need no descriptor. Elsewhere a random batch of more shards opens and closes
-	// files, which takes milliseconds. Readers of one process leave half of its descriptors to its other files.
+	// Descriptors bounds the backing files of mounts that are kept open. 0 means a quarter of RLIMIT_NOFILE, at most 16,384, and for a GPU a 16th of a limit up to
+	// 4,096. For a GPU each may have two descriptors, the second one with O_DIRECT. Shards are opened to be registered with the GPU, or mapped on the host; rows of
+	// these need no descriptor. Elsewhere a random batch of more shards opens and closes files, which takes milliseconds. Readers of one process leave half of its
+	// descriptors to its other files.
 	Descriptors int
 
 	// Auto cannot see whether the bytes will be read again, nor how many readers share the machine.

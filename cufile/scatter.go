@@ -25,7 +25,7 @@ type part struct {
 	view  *View // whose memory they go to; nil for memory of the caller
 }
 
-// scattering is a request on its way. Where all of its rows are registered, the thread that launches kernels does all of it: each other thread that
+// scattering is a request on its way. Where all of its rows are registered, the thread that launches kernels does all of it. Each other thread that
 // is woken for a batch costs as much CPU as the batch.
 type scattering struct {
 	r      *Reader

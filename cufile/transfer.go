@@ -159,7 +159,7 @@ func (f *File) retryMoved(ctx context.Context, do func(inMount bool) error) erro
 	return do(true)
 }
 
-// moveGroup moves pieces by the path that is chosen for them. It stages them where Auto chose to map files that CUDA does not register: the
+// moveGroup moves pieces by the path that is chosen for them. It stages them where Auto chose to map files that CUDA does not register. The
 // driver, the file system or a limit may be against that, and nothing tells before.
 func (t *transfer) moveGroup(ctx context.Context, pieces []source.Piece, first, inMount bool) (err error) {
 	choice, cold, err := t.f.choose(ctx, pieces)

@@ -48,7 +48,7 @@ func (v *View) destination() *crew.Destination {
 func (v *View) Moved() Moved { return v.moved }
 
 // Choice is the path that the request was given, and why. A request of more backing files than may be open at once is
-// moved in parts, each by its own choice: this is the first part's, and Moved has them all.
+// moved in parts, each by its own choice. This is the first part's, and Moved has them all.
 func (v *View) Choice() Choice { return v.choice }
 
 // Release gives the memory back. The view must not be used after it; releasing twice does nothing.

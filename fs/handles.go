@@ -16,7 +16,7 @@ import (
 )
 
 // handles are the open files, in memory that the next daemon takes over. Each open has a handle of its own, so that a RELEASE that comes
-// twice does nothing the second time, and an OPEN whose answer was lost gets the same handle again.
+// twice does nothing the second time. An OPEN whose answer was lost gets the same handle again.
 type handles struct {
 	file *os.File
 	head *handlesHead
@@ -71,7 +71,7 @@ const (
 	handlesSize = handlesPage + handlesMax*int(unsafe.Sizeof(handle{}))
 )
 
-// newHandles makes an empty table. It lies in a file in memory also where nobody takes it over: that counts as the pages that are used,
+// newHandles makes an empty table. It lies in a file in memory also where nobody takes it over. That counts as the pages that are used,
 // however strict the kernel is with memory.
 func newHandles() (*handles, error) {
 	f, err := handover.NewMemory("handles")

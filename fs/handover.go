@@ -364,7 +364,7 @@ func (m *Mount) adoptServer(device *os.File, init []byte) (*fuse.Server, error) 
 }
 
 // touchBuffers has go-fuse's buffers be there before the kernel writes a request to them. A thread that is killed takes a request that
-// comes at that moment, and cannot have a page any more: then the kernel would end the request with EIO. The pool is not exported, and
+// comes at that moment, and cannot have a page any more. Then the kernel would end the request with EIO. The pool is not exported, and
 // TestBuffersAreTouched sees that it is found.
 func touchBuffers(server *fuse.Server) (found bool) {
 	field := reflect.ValueOf(server).Elem().FieldByName("readPool")

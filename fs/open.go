@@ -10,7 +10,7 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// NOFLUSH lets the kernel close a file without a request: nothing is ever written, and close(2) must not fail for a reader
+// NOFLUSH lets the kernel close a file without a request. Nothing is ever written, and close(2) must not fail for a reader
 // that outlived the daemon.
 const (
 	openCached      = fuse.FOPEN_KEEP_CACHE | fuse.FOPEN_NOFLUSH

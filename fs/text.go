@@ -74,7 +74,7 @@ func (t *texts) openFor(table *handles, n *node, in *fuse.OpenIn, out *fuse.Open
 	return fuse.OK
 }
 
-// readFor reads an open text. One that the daemon before had opened is made anew for a reader that begins; a reader that has read it to
+// readFor reads an open text. One that the daemon before had opened is made anew for a reader that begins. A reader that has read it to
 // its end finds the end, and one in the middle is told that the rest is gone.
 func (t *texts) readFor(table *handles, n *node, in *fuse.ReadIn) (fuse.ReadResult, fuse.Status) {
 	if number(in.NodeId) >= firstSnapshot {

@@ -65,7 +65,7 @@ type entry struct {
 }
 
 // tree holds the nodes. It only grows. After a hand-over it has numbers that an earlier daemon gave to nodes of directories that are
-// filled when they are looked into: their nodes are nil until then.
+// filled when they are looked into. Their nodes are nil until then.
 type tree struct {
 	mu       sync.RWMutex
 	nodes    []*node

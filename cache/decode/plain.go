@@ -45,9 +45,9 @@ type Learned struct {
 // error is that a file could not be read.
 //
 // A file with a seek table (facebook/zstd, contrib/seekable_format) is decoded frame by frame, where it is read. Another
-// one comes as a whole. Its decoded size is learned in the cheapest way that there is: from its first frame if that is
-// all of it, from a walk over its frames and blocks if all of them say it, or by decoding. opt bounds walks and decoding,
-// and [Decoded.SaveSizes] remembers the sizes that they find out.
+// one comes as a whole. Its decoded size is learned in the cheapest way. That is its first frame if that is all of it, a
+// walk over its frames and blocks if all of them say it, or decoding. opt bounds walks and decoding, and
+// [Decoded.SaveSizes] remembers the sizes that they find out.
 //
 // Where a file is too large for a walk, and its first frame looks like the only one, that frame is trusted. If it was
 // wrong, reading fails with [cache.ErrDamaged] and says so, and the next mount knows better.

@@ -1,9 +1,9 @@
 // Package httporigin reads datasets from web servers that serve ranges: nginx, object stores behind signed or public
 // addresses, artifact servers.
 //
-// A source is one file, or a directory (with a slash at its end) that has an index, such as the manifest of hbmfs pack or the
-// index.json of MosaicML or LitData, or that its server lists in pages of its own. Each file is asked for its size and version
-// (HEAD) when the source is listed.
+// A source is one file, or a directory, with a slash at its end. A directory has an index, such as the manifest of hbmfs pack
+// or the index.json of MosaicML or LitData, or its server lists it in pages of its own. Each file is asked for its size and
+// version (HEAD) when the source is listed.
 //
 // A file is pinned by its ETag, or by its date and size where the server gives none. Every request carries the condition,
 // and every answer is compared.

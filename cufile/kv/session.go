@@ -238,7 +238,7 @@ func (s *Store) lost(now *session, err error) bool {
 }
 
 // hold keeps the tiers of a session while a request uses them, and returns the function that ends that. It fails where another
-// request has found meanwhile that the daemon has gone: the next connection may have given slots back that this request learns of
+// request has found meanwhile that the daemon has gone. The next connection may have given slots back that this request learns of
 // too late.
 func (n *session) hold(s *Store) (tiers []*tier, release func(), err error) {
 	s.mu.Lock()

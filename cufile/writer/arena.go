@@ -16,7 +16,7 @@ import (
 	"github.com/hbmfs/hbmfs/cufile/internal/room"
 )
 
-// arena is memory for snapshots. Its pages come, and are registered with CUDA, in the background, from the first on: a copy waits
+// arena is memory for snapshots. Its pages come, and are registered with CUDA, in the background, from the first on. A copy waits
 // only for the pages that it goes to.
 type arena struct {
 	memory  []byte       // begins with a huge page

@@ -2,7 +2,7 @@
 // the way.
 //
 // A [Writer] belongs to one device: threads with pinned slots and, if asked for, an arena of pinned memory. [Writer.Write] makes
-// files of parts, each of which is memory. A [Snapshot] is a copy of memory in the arena: its owner may change the memory as soon
+// files of parts, each of which is memory. A [Snapshot] is a copy of memory in the arena. Its owner may change the memory as soon
 // as the copy is there, while the copy is written.
 //
 //	w, err := writer.New(writer.Options{Device: 0, Arena: 16 << 30})

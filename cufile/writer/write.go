@@ -62,7 +62,7 @@ func (w *Writer) Write(path string, files []File, stream *uintptr) (*Write, erro
 }
 
 // WriteGiven is Write for files that are given, such as those of a checkpoint volume. All lie on one filesystem. path is the file's name
-// in errors. At most a few hundred are open at a time, in their order; each is cut to its size, synced and closed when it is written.
+// in errors. At most a few hundred are open at a time, in their order. Each is cut to its size, synced and closed when it is written.
 func (w *Writer) WriteGiven(path string, given []Given, stream *uintptr) (*Write, error) {
 	files := make([]File, len(given))
 	for i := range given {

@@ -222,7 +222,7 @@ func (w *Writer) untilShut(ctx context.Context) (context.Context, context.Cancel
 }
 
 // Close cancels all writes, waits for them and for copies that are under way, and gives everything back. Room of snapshots goes
-// when they are released. It fails with ErrUnderWay where a call into the system or a library does not end for 5 s: memory of the
+// when they are released. It fails with ErrUnderWay where a call into the system or a library does not end for 5 s. Memory of the
 // caller must stay then, and the caller calls Close again. After any other result Close does nothing.
 func (w *Writer) Close() error {
 	w.ending.Lock()

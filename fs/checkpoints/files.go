@@ -252,8 +252,8 @@ func (v *Volume) plainFile(fh uint64, n *node, flags uint32) (int, error) {
 	return fd, nil
 }
 
-// writable calls do with a descriptor by which this process may change the file of a node: that of an open file without passthrough, or one
-// of its own.
+// writable calls do with a descriptor by which this process may change the file of a node. It is that of an open file without passthrough,
+// or one of its own.
 func (n *node) writable(fh uint64, do func(fd int) error) error {
 	v := n.draft.v
 	v.mu.Lock()

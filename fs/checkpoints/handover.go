@@ -299,7 +299,7 @@ func (v *Volume) adopt(k keptDraft) {
 	v.opt.Life.Drop(k.Lock)
 }
 
-// known is the count of lookups of a node that an earlier daemon may have told the kernel of: it is kept as long as its draft.
+// known is the count of lookups of a node that an earlier daemon may have told the kernel of. It is kept as long as its draft.
 const known = 1 << 40
 
 // find makes nodes of all that is in a draft.

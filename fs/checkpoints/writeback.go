@@ -156,7 +156,7 @@ func (d *mountedDraft) syncFile(name string, f *os.File) error {
 	return nil
 }
 
-// settle makes sure that a write-back error of a file that nobody has open any more is heard of: the descriptor stays, or the file is
+// settle makes sure that a write-back error of a file that nobody has open any more is heard of. The descriptor stays, or the file is
 // synced. The caller has use.
 func (v *Volume) settle(n *node) {
 	v.mu.Lock()

@@ -21,8 +21,8 @@ import (
 
 // Mount has the calls of the server to the mount.
 type Mount interface {
-	// Find finds a file that a user may read, by the rules that the kernel applies to a path from the root of the mount: every directory must
-	// let the user pass. Symbolic links are not followed (ELOOP).
+	// Find finds a file that a user may read, by the kernel's rules for a path from the root of the mount. Every directory must let the user
+	// pass. Symbolic links are not followed (ELOOP).
 	Find(ctx context.Context, path string, by User) (f File, number int, err error)
 	// ReadOnly returns nil if descriptors come through a read-only mount, or why they do not.
 	ReadOnly() error

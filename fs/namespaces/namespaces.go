@@ -52,7 +52,7 @@ func (v *View) Around(inner *fs.Mount) fuse.RawFileSystem {
 	return &router{inner, v.store}
 }
 
-// MayWrite refuses a process that has the volume mounted read-only, as a pod has it with readOnly: the kernel lets it reach the control
+// MayWrite refuses a process that has the volume mounted read-only, as a pod has it with readOnly. The kernel lets it reach the control
 // socket all the same. Of a process in a PID namespace that cannot be seen from here, 0, nobody can tell.
 func (v *View) MayWrite(pid int) error {
 	if pid == 0 {

@@ -1,9 +1,9 @@
-// Package parquet reads columns of texts and of token lists out of Parquet files: their footers, their pages, and
-// values in the encodings that writers use. Source of all numbers: apache/parquet-format, parquet.thrift, Encodings.md.
+// Package parquet reads columns of texts and of token lists out of Parquet files. It reads footers, pages, and values
+// in the encodings that writers use. Source of all numbers: apache/parquet-format, parquet.thrift, Encodings.md.
 //
 // It is written for files that nobody vouches for. No count or size is used before it was compared with the bytes that
-// are there, and a page of more than [MaxPage] bytes is refused. The known libraries believe the counts in a footer:
-// one kilobyte makes them ask for a terabyte.
+// are there. A page of more than [MaxPage] bytes is refused. The known libraries believe the counts in a footer: one
+// kilobyte makes them ask for a terabyte.
 package parquet
 
 import (

@@ -8,8 +8,8 @@
 // huggingface/safetensors, safetensors/src/tensor.rs (version 0.8.0).
 //
 // This package accepts the same files, except for four things that no writer produces. These are a name or key that is there twice, since readers
-// differ in which one they take; an entry in the form of a list; more than 2^20 tensors; and a dimension of 2^63 or more. Callers decide about
-// types that the format does not have ([Header.Known]).
+// differ in which one they take, and an entry in the form of a list. More than 2^20 tensors and a dimension of 2^63 or more are refused, too.
+// Callers decide about types that the format does not have ([Header.Known]).
 package safetensors
 
 import (

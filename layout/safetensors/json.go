@@ -15,7 +15,7 @@ const (
 	maxDepth = 127
 )
 
-// scanner reads JSON as serde_json does, which is narrower than encoding/json: half of a surrogate pair is no text, and a number that no
+// scanner reads JSON as serde_json does, which is narrower than encoding/json. Half of a surrogate pair is no text, and a number that no
 // float64 can hold is out of range. It is also ten times as fast. The first error stays, and ends all that is under way.
 type scanner struct {
 	text []byte // valid UTF-8

@@ -1,5 +1,5 @@
 // Package copied moves small rows of files into memory of the host. It maps files that were read, and the kernel copies rows from the
-// mappings: one system call (process_vm_readv) for up to 1,024 rows of any files, which need no descriptors any more.
+// mappings. One system call (process_vm_readv) copies up to 1,024 rows of any files, which need no descriptors any more.
 //
 // A [Mover] belongs to one reader. [Mover.Map] maps the files of pieces that were read in another way. [Mover.MoveRows] copies rows of
 // mapped files, and names those that it could not copy.

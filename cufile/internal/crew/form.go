@@ -37,8 +37,8 @@ func (d *Destination) Piece(from driver.Pointer, place, n int64) driver.Piece {
 	return driver.Piece{From: from, To: driver.Pointer(at), N: int64(bytes)}
 }
 
-// Piece gives where n bytes, which are whole elements of one row, go in both outputs: the element of the first one, and the
-// form in which widen.cu takes their length.
+// Piece gives where n bytes, which are whole elements of one row, go in both outputs. It gives the element of the first
+// one, and the form in which widen.cu takes their length.
 func (f *Form) Piece(place, n int64) (at int64, bytes uint64) {
 	at, bytes = place/f.From, uint64(n)
 	if f.Row == 0 {

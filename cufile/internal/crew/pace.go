@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Pace says how many threads of a crew copy. It follows their observations while they work, since machines are shared:
-// threads that often wait for the link are too many, threads that never do are too few, unless more of them make nothing
+// Pace says how many threads of a crew copy. It follows their observations while they work, since machines are shared.
+// Threads that often wait for the link are too many. Threads that never do are too few, unless more of them make nothing
 // faster.
 //
 // Measured on H200s that others used, warm: 8 threads with slots of 4 MiB moved 28 to 53 GB/s, and 38 to 40 from tmpfs; 10 to 12

@@ -164,7 +164,7 @@ func (m *Mover) Unseen(list []source.Piece) (n int64) {
 	return n
 }
 
-// Full says that there is no room for windows of small pieces, of which less than half is seen: to move them another way is faster.
+// Full says that there is no room for windows of small pieces, of which less than half is seen. Another way to move them is faster.
 func (m *Mover) Full(list []source.Piece) bool {
 	w, total := m.windows, source.BytesOf(list)
 	if !w.full.Load() || total >= w.size/4*int64(len(list)) {

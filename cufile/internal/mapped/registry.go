@@ -64,8 +64,8 @@ func (s *registries) leave(m *Mover) (last bool) {
 	return last
 }
 
-// Detach ends the use of registrations, once the thread has ended. The last Mover gives all up: it fails with [crew.ErrUnderWay] where the thread that
-// fills page tables reads from a disk or server that does not answer; then Detach is to be called again.
+// Detach ends the use of registrations, once the thread has ended. The last Mover gives all up. It fails with [crew.ErrUnderWay] where the thread that
+// fills page tables reads from a disk or server that does not answer. Then call Detach again.
 func (m *Mover) Detach() error {
 	if m.gone || !process.leave(m) {
 		m.gone = true

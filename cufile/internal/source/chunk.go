@@ -60,7 +60,7 @@ func (c *Chunk) Read(p []byte) error {
 }
 
 // Columns of a matrix are short pieces, and a system call for each costs several times as much as the copy. So one call reads
-// pieces that are near each other, and the bytes between them as well: those go to memory which stays in the CPU's cache.
+// pieces that are near each other, and the bytes between them as well. Those go to memory which stays in the CPU's cache.
 const (
 	mostGap  = 8 << 10 // bytes between two pieces
 	mostNear = 512     // pieces of one call, which takes 1,024 buffers

@@ -419,7 +419,7 @@ type Group struct {
 }
 
 // Split makes groups of pieces that lie in at most share lent files. Where one group is not enough, each file is in
-// one group only: pieces are sorted by their files, in the order of the files' places.
+// one group only. Pieces are sorted by their files, in the order of the files' places.
 func Split(pieces []Piece, share int) []Group {
 	groups := cutGroups(pieces, share)
 	if len(groups) == 1 {

@@ -206,7 +206,7 @@ func (m *mountedFile) connection() *connection {
 	return m.client
 }
 
-// reconnect makes another connection where the daemon has gone and another goes on with the mount: it keeps the numbers of objects, and
+// reconnect makes another connection where the daemon has gone and another goes on with the mount. It keeps the numbers of objects, and
 // redeemed tickets stay good. It reports whether a question may be asked again.
 func (m *mountedFile) reconnect(ctx context.Context) bool {
 	m.dialing.Lock()

@@ -15,8 +15,9 @@ import (
 // Watch knows which files have changed, beside the requests that read them. A request that reads memory which the device sees asks the kernel nothing.
 // Each request of a file that has changed fails from then on.
 //
-// The daemon of a mount looks at its files: see notices. The Watch looks by itself at plain files, at those of caches, and at all where no daemon looks: each
-// lookEvery at files that were read. Of a file without an open descriptor it sees the ends of its mappings, so it notices cuts, and no writes in place.
+// The daemon of a mount looks at its files: see notices. The Watch looks by itself at plain files, at those of caches, and at all where no daemon looks. Each
+// lookEvery it looks at files that were read. Of a file without an open descriptor it sees the ends of its mappings, so it notices cuts, and no writes in
+// place.
 //
 // A request marks a file, once in each turn. A turn ends when the Watch has looked at the marked files, or when a file is closed, or has changed.
 type Watch struct {

@@ -67,8 +67,8 @@
 //
 // # What was held out
 //
-// Calibrated by runs on one and two H200s, the model predicts four and eight: pinned within 9%, mapped within 5%,
-// staged within 15% (heldout_test.go; docs/reference/planning.md has the table). The layout of that host was not recorded with
-// the figures. Four GPUs on two x16 uplinks of each socket, and 50 GB/s between the sockets (about one UPI or xGMI
-// link), are assumptions. The test shows that any value from 40 to 80 GB/s would have done.
+// Calibrated by runs on one and two H200s, the model predicts four and eight. It is within 9% for pinned, 5% for mapped and
+// 15% for staged (heldout_test.go; docs/reference/planning.md has the table). The layout of that host was not recorded with
+// the figures. Four GPUs on two x16 uplinks of each socket, and 50 GB/s between the sockets (about one UPI or xGMI link), are
+// assumptions. The test shows that any value from 40 to 80 GB/s would have done.
 package plan

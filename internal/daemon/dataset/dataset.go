@@ -325,7 +325,7 @@ func Open(ctx context.Context, from string, c *Options, log *slog.Logger, note f
 }
 
 // UntilDark returns a context for work that needs all of a remote source, such as recognizing its formats. The context ends when the
-// source gives nothing any more: each of its objects has a patience of its own, and there may be very many. why turns the error of such
+// source gives nothing any more. Each of its objects has a patience of its own, and there may be very many. why turns the error of such
 // work into the reason. It is called before the source is opened.
 func (c *Options) UntilDark(ctx context.Context) (working context.Context, why func(error) error) {
 	working, c.dark = context.WithCancelCause(ctx)

@@ -57,11 +57,11 @@
 // # Pitfalls
 //
 // A process may be killed between any two instructions, and the next ones with it. So messages for a holder or a daemon wait in its socket before it starts: it holds the mount from its first moment. And a
-// daemon that goes on without a keeper starts a spare and a keeper before it answers. A record is written before its consequence can be seen, an action that is done twice does no harm, and memory that is
-// shared has one word that makes an entry valid, written last. The kernel sends requests again with the top bit of their number set ([Resent]), and the same number otherwise: that is how an open whose
-// answer was lost is told from a second one.
+// daemon that goes on without a keeper starts a spare and a keeper before it answers. A record is written before its consequence can be seen, and an action that is done twice does no harm. In shared
+// memory one word makes an entry valid, and is written last. The kernel sends requests again with the top bit of their number set ([Resent]), and the same number otherwise. That tells an open whose answer
+// was lost from a second one.
 //
 // A holder that gets no daemon to serve, three times or for 30 s, aborts the connection: readers get errors, and never hang. So it does
 // where a hundred daemons in a row crash within a second, or are killed before they serve. A daemon serves once it has said READY a second
-// time: the first says that it has the mount, which it may still fail to load.
+// time. The first says that it has the mount, which it may still fail to load.
 package handover

@@ -16,7 +16,7 @@ import (
 // an ordinary process again soon after it serves.
 //
 // The kernel tells of a process's end once all its threads have ended. So the daemon has a sentinel, a thread that sleeps, and that the
-// scheduler prefers to all others: it ends first, and then the keeper hurries the rest.
+// scheduler prefers to all others. It ends first, and then the keeper hurries the rest.
 
 const (
 	niceMost   = -20

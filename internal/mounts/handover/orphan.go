@@ -167,7 +167,7 @@ func (l *Life) tellSpares() error {
 // lock.
 func (l *Life) hearTells(fd int) { l.tells = slices.Insert(l.tells, 0, fd) }
 
-// leaveKeeper closes the socket of a keeper that has gone. First it takes the pipes which that keeper has sent: a spare that hears of no other keeper waits for
+// leaveKeeper closes the socket of a keeper that has gone. First it takes the pipes which that keeper has sent. A spare that hears of no other keeper waits for
 // the end of this daemon, and keeps the filesystem until then. The caller has the lock.
 func (l *Life) leaveKeeper() {
 	_ = unix.SetNonblock(l.socket, true) // or the peer's end ends the loop
@@ -209,7 +209,7 @@ func (l *Life) tellOrphans(word byte, pid int) {
 	}
 }
 
-// Secure has other processes hold the mount before this daemon answers, where it goes on without a keeper: it may be killed next, and the keeper that it
+// Secure has other processes hold the mount before this daemon answers, where it goes on without a keeper. It may be killed next, and the keeper that it
 // starts, before that one has a spare. So it starts a spare itself, which waits as one does whose keeper has died.
 func (l *Life) Secure(log *slog.Logger) {
 	l.mu.Lock()

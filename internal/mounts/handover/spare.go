@@ -63,7 +63,7 @@ func (k *keeper) dropSpares() {
 	k.spare.daemon, k.spare.after = nil, nil
 }
 
-// startAfter starts the next spare as soon as the daemon that serves dies: the one that takes its place, and this keeper, may be killed before that spare would
+// startAfter starts the next spare as soon as the daemon that serves dies. The one that takes its place, and this keeper, may be killed before that spare would
 // be due. It holds the mount from its first moment, and rests a while, since readers come first.
 func (k *keeper) startAfter(next *daemon) {
 	s := &k.spare

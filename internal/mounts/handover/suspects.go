@@ -143,9 +143,9 @@ func (s *Suspects) Begin(unique uint64) (m Mark, ok bool) {
 	return s.begin(number, again)
 }
 
-// BeginTask is Begin for work that comes again without the kernel: a message of the control channel, which its client repeats at the next
-// daemon, or a publishing that nobody waits for. Work is of a user and a kind. A request that has ended two daemons is refused until
-// [Suspects.Pardon]. Work within a request, or other work, is not marked: it would wait for its own turn.
+// BeginTask is Begin for work that comes again without the kernel. It may be a message of the control channel, which its client repeats
+// at the next daemon, or a publishing that nobody waits for. Work is of a user and a kind. A request that has ended two daemons is
+// refused until [Suspects.Pardon]. Work within a request, or other work, is not marked: it would wait for its own turn.
 func (s *Suspects) BeginTask(uid uint32, kind string, what []byte) (m Mark, ok bool) {
 	sum := crc32.Update(castagnoli([]byte(kind)), crc32.MakeTable(crc32.Castagnoli), what)
 	return s.begin(taskNumber|uint64(uid)<<32&(taskNumber-1)|uint64(sum), true) // no user can have the number of another's work

@@ -29,8 +29,8 @@ type Daemon struct {
 // ErrUntold says that this kernel does not tell which process serves which FUSE mount.
 var ErrUntold = errors.New("the kernel does not tell which process serves the mount")
 
-// FindDaemon finds the process that serves a mount, nil where none can be seen from here: it belongs to another user, lives
-// in another PID namespace, or is gone. It asks /proc alone.
+// FindDaemon finds the process that serves a mount, nil where none can be seen from here. Then it belongs to another user,
+// lives in another PID namespace, or is gone. It asks /proc alone.
 func FindDaemon(mount *mountinfo.Info) (*Daemon, error) {
 	procs, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
@@ -166,8 +166,8 @@ func connected(pidfd int, fds []int) bool {
 	return false
 }
 
-// holds tells whether a process keeps connections to the kernel for daemons, and serves none itself: a keeper, a daemon that waits for
-// its turn, the host of hbmfs-csi, or systemd.
+// holds tells whether a process keeps connections to the kernel for daemons, and serves none itself. Such are a keeper, a daemon that
+// waits for its turn, the host of hbmfs-csi, and systemd.
 func holds(proc string) bool {
 	comm, _ := os.ReadFile(filepath.Join(proc, "comm")) // it may have ended
 	return slices.Contains([]string{handover.Comm, handover.SpareComm, "hbmfs-csi", "systemd"}, strings.TrimSpace(string(comm)))

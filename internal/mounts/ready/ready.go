@@ -1,5 +1,5 @@
-// Package ready carries a daemon's word to the command that started it, or to systemd: that its mount can be used, why
-// there is none, and its faults.
+// Package ready carries a daemon's word to the command that started it, or to systemd. It says that the mount can be
+// used, why there is none, or its faults.
 //
 // The daemon writes lines to descriptor 3: "ready TEXT" or "failed TEXT", once. Lines of "note TEXT" may come before, and after
 // "ready" until the end. In the foreground, under the CSI host for one, there are no notes.

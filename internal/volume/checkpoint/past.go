@@ -17,8 +17,8 @@ import (
 
 // past is the state of a draft whose files are written past FUSE, by descriptors of clients.
 type past struct {
-	// tree is a mount of the draft's directory that no path leads to. Files are made through it: once it is read-only, no descriptor can
-	// be opened again for writing, by root neither, and the kernel makes it read-only only when none is open for writing. It is nil where
+	// tree is a mount of the draft's directory that no path leads to. Files are made through it. Once it is read-only, nobody can open a
+	// descriptor again for writing, not even root. The kernel makes it read-only only when no file is open for writing. It is nil where
 	// this process may not mount: then it serves its own user, who owns the files anyway.
 	tree *os.File
 	// Of files while they are published: the first of them with a lease.

@@ -15,16 +15,16 @@ import (
 	"github.com/hbmfs/hbmfs/internal/volume/checkpoint"
 )
 
-// A checkpoint whose nodes keep parts of it on disks of their own is one checkpoint in the bucket: the files of all parts, and one
-// manifest of part 0 of 1. Nodes talk below StateName/NAME/ there:
+// A checkpoint whose nodes keep parts of it on disks of their own is one checkpoint in the bucket. It has the files of all parts,
+// and one manifest of part 0 of 1. Nodes talk below StateName/NAME/ there:
 //
 //	I-of-N.claim-VOLUME    the volume sends this part
 //	I-of-N.manifest        the part is there; these are its files
 //	I-of-N.agrees-DIGEST   its node has seen these N manifests, and its own part is still what it has on disk
 //
 // A node that sees N agreements to the same N manifests stores the checkpoint's manifest. Agreements keep parts of two attempts at one
-// step apart: a node publishes its part when all nodes have written theirs, so none of them still has a part of an earlier attempt
-// then, and would agree to it.
+// step apart. A node publishes its part when all nodes have written theirs. So none of them still has a part of an earlier attempt,
+// and would agree to it.
 
 // waitingError names the parts that a part waits for.
 type waitingError struct{ text string }

@@ -77,8 +77,8 @@ func (s *sending) send(ctx context.Context) error {
 
 func (s *sending) prefix() string { return s.it.name + "/" }
 
-// name is the name of a file in the bucket. Nodes write one .metadata each, of the same name: it is of the files that all of them
-// have, so that of part 0 is the checkpoint's.
+// name is the name of a file in the bucket. Nodes write one .metadata each, of the same name. Each describes the files of all
+// nodes, so that of part 0 is the checkpoint's.
 func (s *sending) name(f *checkpoint.File) string {
 	if part := s.c.Manifest.Part; part.Index > 0 && f.Name == ".metadata" {
 		return fmt.Sprintf("%s.hbmfs-part-%d-of-%d/%s", s.prefix(), part.Index, part.Of, f.Name)

@@ -72,7 +72,7 @@ func noWrites(err error) bool {
 	return errors.Is(err, unix.EROFS) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM)
 }
 
-// readOnly tells whether an error says that the disk takes no writes, and this daemon goes on all the same: engines use the memory tier, and read blocks of the
+// readOnly tells whether an error says that the disk takes no writes, and this daemon goes on all the same. Engines use the memory tier, and read blocks of the
 // disk.
 func (s *Store) readOnly(err error) bool {
 	return (s.frozen != "" || s.opt.Life.Adopts()) && (noWrites(err) || errors.Is(err, unix.EBADF) || errors.Is(err, unix.EINVAL)) // write, and ftruncate, of a file that is open to read
@@ -82,7 +82,7 @@ func (s *Store) readOnly(err error) bool {
 var errOdd = errors.New("not a file that a KV volume makes")
 
 // openAt opens a regular file of a directory, or with O_DIRECTORY a directory. Other users may make names there. So it opens nothing else, follows
-// no link, and waits for nobody: O_PATH gives the inode without opening it, and that very inode is opened once it was judged.
+// no link, and waits for nobody. O_PATH gives the inode without opening it, and that very inode is opened once it was judged.
 func openAt(dir *os.File, name string, flags int) (*os.File, error) {
 	path := filepath.Join(dir.Name(), name)
 	at, err := unix.Openat(int(dir.Fd()), name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)

@@ -62,9 +62,9 @@ func hasHuge(f *os.File) bool {
 	return unix.Fstat(int(f.Fd()), &st) == nil && st.Blksize == hugePage
 }
 
-// memorySlab makes a file in memory, of huge pages where the kernel has them: they need no reservation, and are made, registered and given back many
-// times faster. Where this process may, it lies on a tmpfs of its own, of which a read-only mount shows it to clients that may
-// not write: root cannot open that again for writing. Otherwise it is a memfd that only this user can open.
+// memorySlab makes a file in memory, of huge pages where the kernel has them. They need no reservation, and are made, registered and given back many
+// times faster. Where this process may, it lies on a tmpfs of its own, of which a read-only mount shows it to clients that may not write. Root
+// cannot open that again for writing. Otherwise it is a memfd that only this user can open.
 func memorySlab(huge bool) (slab, shown *os.File, err error) {
 	if huge {
 		slab, shown, err = tmpfsSlab(huge)

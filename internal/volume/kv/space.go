@@ -30,7 +30,7 @@ type Space struct {
 	rights *os.File // the file whose owner and mode say who may use the namespace, and which has its meta
 	has    int64    // regions of the disk tier, when it was opened
 
-	// settling is held while the mover says in which tiers a block is, and while blocks are removed: otherwise a kill could leave a record of
+	// settling is held while the mover says in which tiers a block is, and while blocks are removed. Otherwise a kill could leave a record of
 	// one that was removed. Before mu.
 	settling sync.Mutex
 
@@ -261,8 +261,8 @@ func (sp *Space) belongs(m *control.KVOpen, user asuser.User) error {
 	return sp.rights.Chmod(os.FileMode(m.Mode))
 }
 
-// groupOf gives the group of a namespace that a user makes: the volume's own where its directory hands that on (S_ISGID), as a pod's fsGroup
-// has it.
+// groupOf gives the group of a namespace that a user makes: the volume's own where its directory hands that on (S_ISGID), as with a pod's
+// fsGroup.
 func (s *Store) groupOf(user asuser.User) (uint32, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(s.dir.Fd()), &st); err != nil {

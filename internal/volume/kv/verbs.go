@@ -319,7 +319,7 @@ func (c *Session) commit(sp *Space, stored []control.KVStored) []control.KVDone 
 }
 
 // begin finds the reservation that a COMMIT is of, and keeps others from it. The lock is held. A block on the disk needs the checksum that its client
-// has made from memory: bytes that are read back prove nothing, since the page cache may have lost them by then.
+// has made from memory. Bytes that are read back prove nothing, since the page cache may have lost them by then.
 func (c *Session) begin(sp *Space, m *control.KVStored) (*hold, unix.Errno) {
 	c.owner.mu.Lock()
 	defer c.owner.mu.Unlock()
