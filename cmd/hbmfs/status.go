@@ -57,7 +57,7 @@ func (c *statusCommand) run(ctx context.Context, paths []string) error {
 			fmt.Fprintln(c.stdout, noMounts)
 		}
 		for i := range rows {
-			_ = top.WriteStatus(c.stdout, &rows[i]) // [output] remembers it
+			_ = top.WriteStatus(c.stdout, &rows[i], columns(c.stdout)) // [output] remembers it
 		}
 	})
 	return problems(err, slices.ContainsFunc(rows, func(r top.Row) bool { return r.State != aside.OK }))

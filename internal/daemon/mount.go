@@ -60,6 +60,7 @@ func (m *Mount) Run(ctx context.Context) error {
 		}
 		m.places = places{Source: m.Source, Point: m.Point, Log: m.LogFile, CacheDir: m.Dataset.CacheDir}
 		err = errors.Join(err, m.places.absolute())
+		m.LogFile = m.places.Log // the status names it to programs with other working directories
 	}
 	if err != nil {
 		return m.failed(life, &ready.Report{}, err)

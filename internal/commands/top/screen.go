@@ -212,7 +212,7 @@ func (s *Screen) text() string {
 	return b.String()
 }
 
-// hang breaks a line of details that is too wide for the terminal, below the beginning of its text.
+// hang breaks a line of details that is too wide for the terminal, below the beginning of its text. A width of 0 breaks none.
 func hang(line string, width int) string {
 	at := 0
 	if _, text, found := strings.Cut(strings.TrimLeft(line, " "), "  "); found {
