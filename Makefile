@@ -24,8 +24,8 @@ STATIC  = CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false $(if $(TAGS),-tags
 LDFLAGS = -s -w -X github.com/hbmfs/hbmfs/internal/text/cli.version=$(VERSION)
 LINT    = $(CACHE)/golangci-lint
 PROSE   = $(CACHE)/prose
-# The pages that people write: commands.md is made of --help.
-PAGES   = README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md $(filter-out docs/reference/commands.md,$(wildcard docs/*.md docs/*/*.md))
+# The pages whose prose the linter reads. commands.md is made of --help.
+PAGES   = README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md $(wildcard docs/*.md docs/*/*.md)
 VENV    = $(CACHE)/venv
 PEERS   = $(CACHE)/venv-peers
 S3      = $(CACHE)/s3server

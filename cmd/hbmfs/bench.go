@@ -33,16 +33,15 @@ func newBenchCommand() *cobra.Command {
   random      blocks at random places
   gather      many small samples at random places, into one tensor
 
-plain is one thread that reads into ordinary memory and copies to the GPU, as a program without hbmfs does. wall is
-a copy of pinned memory to the GPU, to all of --gpus at once, which no path can beat; rates are also given as a part of
-it. mapped comes three times: kept, with all registrations made before; moving, through 32 windows that are registered
-and given up as the reading moves on, in a file that was read so before; and first, the same in a file that was just
-opened, one pass. Several GPUs share registrations.
+plain is one thread that reads into ordinary memory and copies to the GPU, as a program without hbmfs does. wall is a copy of
+pinned memory to the GPU, to all of --gpus at once. No path can beat it, so rates are also given as a part of it. mapped comes
+three times. kept has all registrations made before. moving registers and gives up 32 windows as the reading moves on, in a file
+that was read so before. first is one pass of the same in a file that was just opened. Several GPUs share registrations.
 
 Each path is measured with the page cache as it finds it: the first pass over a cold file is the disk's rate. A file that was
-written or read in small pieces lies in small pages, which take longer to register: --refill drops it from the page
-cache and brings it back in huge pages first. --cold measures reading past the page cache instead, beside a tuned plain reader, in
-turns. CPU s/GB is what this process used, the kernel's work for it included.`,
+written or read in small pieces lies in small pages, which take longer to register. --refill first reads it anew into huge pages.
+--cold measures reading past the page cache instead, beside a tuned plain reader, in turns. CPU s/GB is the processor time of this
+process, with the kernel's work for it.`,
 		Example: "  hbmfs bench /mnt/pile/.hbmfs/views/tokens.bin\n  hbmfs bench --to host --modes sequential shard.bin\n  hbmfs bench --gpus 0,1,2,3 --paths mapped,staged --json shard.bin\n" +
 			"  hbmfs bench --paths moving,first --modes sequential --window 256MiB shard.bin\n  hbmfs bench --cold --length 4GiB shard.bin",
 	}, exactArgs(1), c.run)

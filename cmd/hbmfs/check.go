@@ -95,16 +95,16 @@ The likeliest reasons, the most frequent first:
   4. ext4 is not mounted with data=ordered, or cufile.json says otherwise.
   5. The IOMMU or ACS sends transfers between devices through the CPU.
 
-PATH may be a file, a directory (its largest file is read), or a file in a mount of hbmfs (the shards behind it are
-judged). Without PATH the machine alone is judged.
+PATH may be a file, a directory, or a file in a mount of hbmfs. Of a directory the largest file is read, and of a mount the shards
+behind the file. Without PATH the machine alone is judged.
 
-A program that calls cuFile itself on a file of a mount of hbmfs never reads directly, whatever the verdict: hbmfs locate names
-the local file to give it. --deepspeed FILE checks the section aio (use_gds, block_size, queue_depth, thread_count) and the
-nvme_path of a DeepSpeed configuration instead, as hbmfs cufile-json --lint checks cufile.json.
+A program that calls cuFile itself on a file of a mount of hbmfs never reads directly, for any verdict. hbmfs locate names the
+local file to give it. --deepspeed FILE checks the section aio (use_gds, block_size, queue_depth, thread_count) and the nvme_path
+of a DeepSpeed configuration instead, as hbmfs cufile-json --lint checks cufile.json.
 
---record writes the facts to a file for a helper. --root judges such a file, or a directory that is a copy of a
-machine's /sys, /proc and /etc. The file holds no environment, no network addresses, no serial numbers and no
-names of servers; it does hold names of mount points, PATH, and versions. See: tar --zstd -tvf FILE`
+--record writes the facts to a file for a helper. --root judges such a file, or a directory that is a copy of a machine's /sys,
+/proc and /etc. The file holds no environment, no network addresses, no serial numbers and no names of servers. It does hold names
+of mount points, PATH, and versions. See: tar --zstd -tvf FILE`
 
 func newCheckCommand() *cobra.Command {
 	c := &checkCommand{}

@@ -26,9 +26,9 @@ func newCheckpointCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "checkpoint",
 		Short: "List, verify and remove checkpoints, and copy them to S3",
-		Long: `Look after directories of checkpoints that the Python package wrote. Each checkpoint is a directory that is complete or not
-there: its files are written into a draft beside it, a hidden directory; a manifest with their checksums comes last, and
-then the draft gets the checkpoint's name. A job that is killed leaves a draft, which no reader takes for a checkpoint.
+		Long: `Look after directories of checkpoints that the Python package wrote. Each checkpoint is a directory that is complete or
+not there. Its files are written into a draft beside it, a hidden directory. A manifest with their checksums comes last, and then
+the draft gets the checkpoint's name. A job that is killed leaves a draft, which no reader takes for a checkpoint.
 
 Any program may read the files, and copy or move whole checkpoints. Writers, meanwhile, are not disturbed.`,
 	}
@@ -162,9 +162,9 @@ func newCheckpointRemoveCommand() *cobra.Command {
 	return c.bind(&cobra.Command{
 		Use:   "rm PATH...",
 		Short: "Remove checkpoints, so that none is ever half there",
-		Long: `Remove checkpoints, damaged ones too. It asks nothing. Each is renamed to a hidden name first, so that nobody sees a half one, and
-hbmfs checkpoint clean removes the rest if this is interrupted. Directories that are no checkpoints of hbmfs's stay. In a checkpoint volume
-it does as rmdir.`,
+		Long: `Remove checkpoints, damaged ones too. It asks nothing. Each is renamed to a hidden name first, so that nobody sees a half
+one. If this is interrupted, hbmfs checkpoint clean removes the rest. Directories that are no checkpoints of hbmfs's stay. In a
+checkpoint volume it does as rmdir.`,
 		Example: "  hbmfs checkpoint rm /nvme/ckpt/step_900",
 	}, someArgs("checkpoints"), func(ctx context.Context, paths []string) error {
 		for i, path := range paths {
@@ -198,9 +198,9 @@ func newCheckpointCleanCommand() *cobra.Command {
 	cmd := c.bind(&cobra.Command{
 		Use:   "clean DIR",
 		Short: "Remove drafts of dead writers",
-		Long: `Remove from DIR the drafts of processes that died, and what is left of checkpoints whose removal was interrupted. Checkpoints,
-other files, and what living processes or other users work on stay; hbmfs checkpoint ls shows them. With --all-users root does it for
-every user: in the directory of a checkpoint volume that is mounted nowhere.`,
+		Long: `Remove from DIR the drafts of processes that died, and the remains of checkpoints whose removal was interrupted.
+Checkpoints, other files, and drafts of living processes or other users stay; hbmfs checkpoint ls shows them. With --all-users
+root does it for every user: in the directory of a checkpoint volume that is mounted nowhere.`,
 		Example: "  hbmfs checkpoint clean /nvme/ckpt",
 	}, exactArgs(1), func(ctx context.Context, paths []string) error {
 		clean := checkpoint.Clean

@@ -68,18 +68,18 @@ func newCheckpointDrainCommand() *cobra.Command {
 		Long: `Copy the checkpoints of DIR to a place in a bucket. Each becomes the objects RUN/NAME/...; its manifest comes last, and only then a
 mount of s3://BUCKET/RUN, or hbmfs checkpoint ls, shows it there. Nothing there is ever overwritten.
 
-Every 4 MiB is compared with its checksum in the manifest before it goes out, and the server compares what it gets with a CRC-32C. What is
-damaged here is not sent. After a kill, give the same command again: what is there is not sent twice. A journal of it is in
-DIR/.hbmfs-drain, which one process at a time may have.
+Every 4 MiB is compared with its checksum in the manifest before it goes out, and the server compares the received bytes with a
+CRC-32C. Damaged files are not sent. After a kill, give the same command again: it skips files that are there. A journal of it is
+in DIR/.hbmfs-drain, which one process at a time may have.
 
-A place is of one directory: another one is refused there. Nodes that keep parts of a checkpoint on disks of their own all name the
-same place; the checkpoint appears there when all parts have come.
+A place is of one directory: another one is refused there. Nodes that keep parts of a checkpoint on disks of their own all name
+the same place. The checkpoint appears there when all parts have come.
 
-With --watch it goes on with what is published later, however long the store is gone, until it is interrupted: then the exit code is 0.
-Without, it ends when all is there; the exit code is 3 where a checkpoint is not, and the output says why.
+With --watch it goes on with checkpoints that are published later, until it is interrupted. It waits for a store that is gone. Its
+exit code is 0. Without, it ends when all is there; the exit code is 3 where a checkpoint is not, and the output says why.
 
---rate-limit auto sends as fast as it can while nobody writes to the disk of DIR. While others write 16 MiB a second or more, it takes a
-twentieth of what they write, at least 16 MiB/s.`,
+--rate-limit auto sends as fast as it can while nobody writes to the disk of DIR. While others write 16 MiB a second or more, it
+takes a twentieth of their rate, at least 16 MiB/s.`,
 		Example: `  hbmfs checkpoint drain /nvme/ckpt s3://models/run-1
   hbmfs checkpoint drain --watch --keep 2 /nvme/ckpt s3://models/run-1
   hbmfs checkpoint drain --status /nvme/ckpt`,

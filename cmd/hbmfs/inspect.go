@@ -39,8 +39,8 @@ every problem found. The exit code is 3 when there are problems.
 
 With --verify the bytes themselves are compared with the checksums of ` + layout.ManifestName + `, which hbmfs pack writes.
 
-A set is what a loader reads as one stream: the shards of one directory, format, split and element type. ALIGN is the
-largest power of two that divides every place where tokens begin: 4096 and more suit direct I/O.
+A set is read by a loader as one stream: the shards of one directory, format, split and element type. ALIGN is the largest power
+of two that divides every place where tokens begin: 4096 and more suit direct I/O.
 
 Formats:
 ` + formats.String(),

@@ -28,7 +28,7 @@ func newCheckpointMountCommand() *cobra.Command {
 		Long: `Mount DIRECTORY, a directory of checkpoints on a local disk, at MOUNTPOINT, where programs write checkpoints at the disk's own
 speed. The command returns when the mount can be used, and leaves a daemon behind. With -f it stays in the foreground.
 
-A directory that a program makes in the root of the mount is a draft: only its user can look into it, and no other mount of
+A directory that a program makes in the root of the mount is a draft. Only its user can look into it, and no other mount of
 DIRECTORY shows it. One of these publishes it, and from then on it never changes:
 
   mv MOUNTPOINT/step_100.tmp MOUNTPOINT/step_100   a rename to a name that does not end in .tmp

@@ -38,17 +38,17 @@ Formats, and where their tokens start:
   npy       {name}_00000.npy                        byte 4096
   mds       index.json and shard.00000.mds          a multiple of 4096, for the first sample of each shard
 
-A tokenizer is one of the vocabularies that are part of the program, or what a model ships: its tokenizer.json, Mistral's
-tekken.json, a sentencepiece model, or a rank file of tiktoken or Llama. A directory stands for the file in it. The tokens
-are those of the tokenizers, sentencepiece and tiktoken packages; what a file asks that this program cannot do exactly is
-an error. Without other flags they are those of tokenizers' encode with encode_special_tokens and without
-add_special_tokens, and then --eot; with --add-special-tokens --special-text those of its plain encode.
+A tokenizer is one of the vocabularies in this program, or a file of a model. That is its tokenizer.json, Mistral's tekken.json, a
+sentencepiece model, or a rank file of tiktoken or Llama. A directory stands for the file in it. The tokens are those of the
+tokenizers, sentencepiece and tiktoken packages; a demand of a file that this program cannot meet exactly is an error. Without
+other flags they are those of tokenizers' encode with encode_special_tokens and without add_special_tokens, and then --eot; with
+--add-special-tokens --special-text those of its plain encode.
 
-The same input gives the same bytes, whatever the number of workers. An error or Ctrl-C leaves nothing behind, but for a
-run of more than --save-every: its state stays in OUT, and the same command goes on there. So it does after a kill.
+The same input gives the same bytes with any number of workers. An error or Ctrl-C leaves nothing behind, except after
+--save-every. Then the state stays in OUT, and the same command goes on there. So it does after a kill.
 
-Several machines share the work by --part: each packs one part into a directory of its own, and --join makes of all
-parts what one run would have made. Parts are cut by the sizes of the sources' files, which must be the same everywhere.
+Several machines share the work by --part. Each packs one part into a directory of its own. --join makes one dataset of all parts,
+equal to that of one run. Parts are cut by the sizes of the sources' files, which must be the same everywhere.
 
 hbmfs-manifest.json, beside the shards, holds sizes, counts and checksums: hbmfs inspect --verify checks them.`
 

@@ -36,8 +36,9 @@ func newPlanCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "plan [FILE.yaml]",
 		Short: "Estimate rates and costs of each path into GPU memory",
-		Long: `Compute, by a model, how fast the GPUs of a node would read by each path, which stage binds, and how many GPUs should
-read at once. The model has the cost of registering memory, and the time and price of an epoch, a checkpoint or a load of weights.
+		Long: `Estimate, by a model, how fast the GPUs of a node would read by each path. It names the stage that binds, and the number
+of GPUs that should read at once. The model has the cost of registering memory, and the time and price of an epoch, a checkpoint
+or a load of weights.
 
 Nothing is measured and no GPU is touched. Three things go in:
 
@@ -53,7 +54,8 @@ Every result is a range: low with all assumptions low, high with all high. The p
   plain      one thread for each GPU reads, then copies: a program without hbmfs
   direct     drive to GPU by DMA; only where FILE.yaml says direct: true, which hbmfs check can prove
 
-Calibrated on one and two H200s, the model met four and eight within 15%. docs/reference/planning.md says what it leaves out.`,
+Calibrated on one and two H200s, the model met four and eight within 15%. docs/reference/planning.md names the limits of the
+model.`,
 		Example: `  hbmfs plan --example | hbmfs plan -                 a node with GPUs
   hbmfs plan                                          this node
   hbmfs plan --epoch 2TB --weights 140GB --price 30   time and cost of jobs here

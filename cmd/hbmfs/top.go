@@ -32,9 +32,9 @@ func newTopCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "top",
 		Short: "Watch the rates, caches and readers of all mounts",
-		Long: `Watch the hbmfs mounts of this machine: how many bytes go by each path, how full caches are, which paths readers
-take and why, how long origins take to answer, and errors. Up and down select the mount whose details are shown, s sorts, q quits.
-Where the output is no terminal, a table is written at every interval.
+		Long: `Watch the hbmfs mounts of this machine: bytes by path, the fill of caches, paths of readers and their reasons, answer
+times, and errors. Up and down select the mount whose details are shown, s sorts, q quits. Where the output is no terminal, a
+table is written at every interval.
 
 Rates are differences of two samples. No daemon sees reads by passthrough: of these there are only opens.
 A mount whose daemon is gone, stopped or stuck is shown as such, and holds nothing up.

@@ -30,11 +30,11 @@ func newWarmCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "warm PATH... [flags]\n  hbmfs warm --record FILE MOUNTPOINT [flags]\n  hbmfs warm --replay FILE MOUNTPOINT [flags]",
 		Short: "Bring files of a mount onto this machine before reads",
-		Long: `Bring files of a mount, and all files below directories of it, onto this machine: bytes of a remote source into the
-mount's cache, bytes of local files into the kernel's page cache, as far as there is memory for them.
+		Long: `Bring files of a mount, and all files below directories of it, onto this machine. Bytes of a remote source go into the
+mount's cache. Bytes of local files go into the kernel's page cache, as far as there is memory for them.
 
-Bytes in the cache are skipped, so an interrupted warm goes on where it was. The command fails when not all stays in the
-cache: then it is too small, or full of segments that readers have open (see .hbmfs/status in the mount).
+Bytes in the cache are skipped, so an interrupted warm goes on where it was. The command fails if not all stays in the cache. Then
+the cache is too small, or full of segments that readers have open (see .hbmfs/status in the mount).
 
 --json prints bytes:
 
@@ -44,17 +44,17 @@ cache: then it is too small, or full of segments that readers have open (see .hb
   advised   the kernel was asked to read ahead
   in_mount  are made by the mount, or have no cache to be brought into
 
---record FILE saves what was read of a mount with a cache, in the order of the first reads, since its daemon began.
-With --for the record begins now; it ends after that time, or with Ctrl-C. Where another daemon goes on with the mount, the record goes on with
-it, and the command says that it has a gap. --replay FILE brings that into another mount of the same
-dataset, in that order, before the next job reads it. In a job script:
+--record FILE saves the reads of a mount with a cache since its daemon began, in the order of the first reads. With --for the
+record begins now; it ends after that time, or with Ctrl-C. Where another daemon goes on with the mount, the record goes on with
+it, and the command says that it has a gap. --replay FILE brings that into another mount of the same dataset, in that order,
+before the next job reads it. In a job script:
 
   hbmfs warm --replay pile.record /mnt/pile      before the job
   hbmfs warm --record pile.record /mnt/pile      after it
 
-A record has segments of the cache (hbmfs mount --cache-segment), so a sample that was read brings its segment. What the kernel had in
-its page cache is not seen to be read, and a replay counts as no read. A replay leaves out files that have another version now, that
-the user may not read, and what the cache has no room for; it fails where something else did not come. With --json it prints bytes:
+A record has segments of the cache (hbmfs mount --cache-segment), so a sample that was read brings its segment. Reads from the
+kernel's page cache are not recorded, and a replay counts as no read. A replay leaves out files of another version, files that the
+user may not read, and bytes for which the cache has no room. It fails if other bytes did not come. With --json it prints bytes:
 
   local          were in the cache before
   fetched        came now

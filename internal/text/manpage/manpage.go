@@ -197,7 +197,7 @@ func see(cmd *cobra.Command) (names []string) {
 
 // Markdown writes all commands as one document.
 func (m *Manual) Markdown(w io.Writer, root *cobra.Command) error {
-	_, err := fmt.Fprintf(w, "# Commands\n\n`hbmfs man --markdown` writes this page from what `--help` prints; the manual pages come from the same.\n")
+	_, err := fmt.Fprintf(w, "# Commands\n\n`hbmfs man --markdown` writes this page from the texts of `--help`; the manual pages come from the same.\n")
 	for _, c := range commands(root) {
 		if err == nil && (len(m.sections(c)) > 0) {
 			_, err = io.WriteString(w, m.markdown(c))
