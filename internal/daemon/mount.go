@@ -159,8 +159,8 @@ func (m *Mount) clearDead(ctx context.Context, place *mountpoint.Location) error
 	return nil
 }
 
-// checkVolume refuses a source and flags that are of no use for a volume that programs write to. The text what names the written data, and
-// owners says why files have their owners.
+// checkVolume refuses a source and flags that are of no use for a volume that programs write to. The text `what` names the written data,
+// and owners says why files have their owners.
 func (m *Mount) checkVolume(volume, what, owners string) error {
 	if cli.IsRemote(m.Source) {
 		return cli.Mistakef("%s: %s is an address, and %s written to a local disk: name a directory", volume, m.Source, what)

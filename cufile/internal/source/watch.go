@@ -193,7 +193,7 @@ func (w *Watch) told(b *Backing, c *control.Change, since time.Time) {
 	switch c.Kind {
 	case control.ChangeCut:
 		e.kind = ErrShort
-	case control.ChangeReplaced, control.ChangeRemoved: // what is open and mapped is the old file
+	case control.ChangeReplaced, control.ChangeRemoved: // open descriptors and mappings have the old file
 		e.Since = time.Time{}
 	}
 	b.changed.CompareAndSwap(nil, e)

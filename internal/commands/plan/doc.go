@@ -65,7 +65,7 @@
 // or assumed ones are +-15%, unless the description says otherwise. Registration is bounded from both sides. Low
 // follows from all low figures together, high from all high ones: wide on purpose, and no confidence interval.
 //
-// # What was held out
+// # Runs that were held out
 //
 // Calibrated by runs on one and two H200s, the model predicts four and eight. It is within 9% for pinned, 5% for mapped and
 // 15% for staged (heldout_test.go; docs/reference/planning.md has the table). The layout of that host was not recorded with

@@ -192,7 +192,7 @@ type line struct {
 	Name   string  `json:"name,omitempty"`
 	Stored *stored `json:"stored,omitempty"`
 	Begun  *begun  `json:"begun,omitempty"`
-	Forget bool    `json:"forget,omitempty"` // what was said of the name
+	Forget bool    `json:"forget,omitempty"` // the messages about the name
 	Remote *remote `json:"remote,omitempty"`
 }
 

@@ -13,7 +13,7 @@
 // equal slots, and an *index*, a file of one record for each slot. Clients write and read slots by descriptors; the daemon never touches their
 // bytes, but to copy blocks between the tiers and to verify them.
 //
-// # What the files say
+// # The files
 //
 // A record (record.go) says which key's block is in a slot, and has a checksum that covers the slot's number and the namespace's. It is written
 // after the client has said COMMIT, and zeroed before the slot is given to another client. So at every kill a record that is whole speaks of bytes

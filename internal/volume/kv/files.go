@@ -18,7 +18,7 @@ const (
 	lockName = ".hbmfs-kv.lock"
 	restName = ".hbmfs-kv.free"
 
-	asideName = ".hbmfs-kv.aside-" // begins the names of what was in the way of a namespace
+	asideName = ".hbmfs-kv.aside-" // begins the names of files that were in the way of a namespace
 )
 
 // openOwn opens and locks the volume's own files. Where the disk takes no writes, the mount leaves the disk as it is: engines use the memory tier, and read

@@ -37,7 +37,7 @@ func (s *Store) roomFor1(t *tier, n int64) bool {
 			s.once(err.Error(), "the slab of namespace %q cannot grow: %v", sp.name, err)
 			return false
 		case grown:
-		case none || !asked && t.kind == control.KVMemory: // of memory only what nobody uses is taken, which takes milliseconds
+		case none || !asked && t.kind == control.KVMemory: // of memory only unused space is taken, which takes milliseconds
 			if !s.takeFrom(t, n) {
 				t.pause(rung)
 				return false

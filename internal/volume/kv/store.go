@@ -165,7 +165,7 @@ func (s *Store) Load() (err error) {
 	case err == nil || s.readOnly(err):
 	case !s.opt.Life.Adopts():
 		return err
-	default: // engines use what there is
+	default: // engines use the other tier
 		s.note("the disk tier may become full before --size is reached: %v", err)
 	}
 	s.adoptHolds()

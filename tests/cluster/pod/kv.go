@@ -46,7 +46,7 @@ func (s *server) kv(what, file string, a *answer) (known bool, err error) {
 		a.Blocks, err = e.get(name)
 	case "pin":
 		a.Blocks, err = e.pin(name)
-	case "unpin": // what was pinned last
+	case "unpin": // the last pins
 		a.Blocks, err = count(e.store.Unpin(e.tokens, nil))
 	case "half":
 		err = e.half(space, name)

@@ -186,7 +186,7 @@ func (k *collector) add(part *control.RecordPart) {
 	}
 	for _, t := range part.Touches.Touches {
 		switch first := [2]int64{places[t.Object], t.Offset}; {
-		case k.seen[first]: // a daemon does not know what was read of the one before
+		case k.seen[first]: // a daemon does not know the reads from the one before
 		case len(r.Touches) >= mostTouches:
 			r.Complete = false
 		default:
