@@ -165,7 +165,7 @@ func (s *Store) Load() (err error) {
 	case err == nil || s.readOnly(err):
 	case !s.opt.Life.Adopts():
 		return err
-	default: // engines use the other tier
+	default: // engines use the space that is there
 		s.note("the disk tier may become full before --size is reached: %v", err)
 	}
 	s.adoptHolds()
