@@ -24,8 +24,8 @@ STATIC  = CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false $(if $(TAGS),-tags
 LDFLAGS = -s -w -X github.com/hbmfs/hbmfs/internal/text/cli.version=$(VERSION)
 LINT    = $(CACHE)/golangci-lint
 PROSE   = $(CACHE)/prose
-# The pages that people write: commands.md is made of --help.
-PAGES   = README.md ARCHITECTURE.md CONTRIBUTING.md $(filter-out docs/reference/commands.md,$(wildcard docs/*.md docs/*/*.md))
+# The pages whose prose the linter reads. commands.md is made of --help.
+PAGES   = README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md $(wildcard docs/*.md docs/*/*.md)
 VENV    = $(CACHE)/venv
 PEERS   = $(CACHE)/venv-peers
 S3      = $(CACHE)/s3server
@@ -240,7 +240,7 @@ test-cluster: $(CLUSTER)/kubernetes $(CLUSTER)/helm cluster-images $(if $(FORMER
 	@tools/need.sh fuse cluster
 	HBMFS_CLUSTER=$(abspath $(CLUSTER)) HBMFS_CLUSTER_LOGS=$(abspath $(CLUSTER)/logs) HBMFS_CLUSTER_EARLIER=$(abspath $(FORMER)) HBMFS_SEED=$(SEED) $(GO) test -count=1 -v -timeout 2h $(CLUSTERFLAGS) ./tests/cluster
 
-bench: build lib ## Measure the mount against direct reads and write docs/benchmarks.md, then random batches of many shards (15 minutes)
+bench: build lib ## Measure the mount against direct reads and write that part of docs/benchmarks.md, then random batches of many shards (15 minutes)
 	@tools/need.sh fuse python
 	@mkdir -p $(CACHE)
 	$(STATIC) -o $(CACHE)/bench ./tests/bench

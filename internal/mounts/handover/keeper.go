@@ -94,7 +94,7 @@ type keeper struct {
 	how   string
 	tries int    // starts in a row of daemons that did not come to serve, and were not killed
 	short int    // crashes in a row after less than shortLife, and kills before a daemon served
-	why   string // what a daemon said last that could not go on
+	why   string // the last words of a daemon that could not go on
 	ended bool
 	fat   bool // something was done since leaner
 	following
@@ -367,7 +367,7 @@ func killed(child *exec.Cmd) bool {
 	return ok && status.Signaled() && status.Signal() == syscall.SIGKILL
 }
 
-// decide does what follows from what has happened.
+// decide acts on events.
 func (k *keeper) decide() error {
 	if k.ended {
 		return nil

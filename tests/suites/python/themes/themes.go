@@ -90,8 +90,8 @@ func Run(t *testing.T, theme string) {
 	Pytest(t, Python(t), append(args, ".")...)
 }
 
-// Pytest runs pytest in tests/suites/python over what args name, beside a mount of the golden datasets. The lines of HBMFS_PYTEST_ONLY name tests to
-// run instead.
+// Pytest runs pytest in tests/suites/python over the tests of args, beside a mount of the golden datasets. The lines of HBMFS_PYTEST_ONLY name tests
+// to run instead.
 func Pytest(t *testing.T, python string, args ...string) {
 	t.Helper()
 	if os.Getenv("HBMFS_BINARY") == "" {
@@ -179,7 +179,7 @@ func Environment(t *testing.T, library string) []string {
 		"TMPDIR="+t.TempDir(), "PYTHONPATH="+filepath.Join(root(t), "python"))
 }
 
-// Output runs a program in tests/suites/python to its end and gives what it printed. Python that hangs prints the stacks of its threads at SIGABRT.
+// Output runs a program in tests/suites/python to its end and returns its output. Python that hangs prints the stacks of its threads at SIGABRT.
 func Output(t *testing.T, env []string, name string, args ...string) string {
 	t.Helper()
 	ctx := t.Context()
