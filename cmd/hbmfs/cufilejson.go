@@ -44,9 +44,9 @@ func newCuFileJSONCommand() *cobra.Command {
 	}
 	f := cmd.Flags()
 	addChoice(cmd, &c.workload, "for", cufilejson.Read, "the workload: read, checkpoint or weights", cufilejson.Read, cufilejson.Checkpoint, cufilejson.Weights)
-	f.IntVar(&c.gpu, "gpu", 0, "the GPU in use, as nvidia-smi counts them")
-	f.StringVar(&c.output, "output", "", "write to this file instead of stdout")
-	f.StringVar(&c.root, "root", "", "take the facts from a recording of hbmfs check, or a directory that is a copy of a machine")
+	f.IntVar(&c.gpu, "gpu", 0, "`number` of the GPU in use, as in nvidia-smi")
+	f.StringVar(&c.output, "output", "", "write to this `file` instead of stdout")
+	f.StringVar(&c.root, "root", "", "take the facts from a `recording` of hbmfs check, or a directory with a copy of a machine")
 	return cmd
 }
 

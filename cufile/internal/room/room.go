@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// Room is what is free: ranges in order, none next to another. At first nothing is; Give adds bytes.
+// Room is the free memory: ranges in order, none next to another. At first none is free; Give adds bytes.
 type Room struct{ free []span }
 
 type span struct{ at, n int64 }
@@ -28,7 +28,7 @@ func (r *Room) Take(n int64) (at int64, ok bool) {
 	return at, true
 }
 
-// Give takes back what Take gave, or adds new bytes.
+// Give takes back a range of Take, or adds new bytes.
 func (r *Room) Give(at, n int64) {
 	if n == 0 {
 		return
