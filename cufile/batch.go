@@ -49,6 +49,9 @@ func BeginBatch(ctx context.Context, to Target, b *Batch, said *Sequences) (*Req
 		if s.to, err = b.check(&to); err == nil && said != nil {
 			s.also, err = r.sequences.Prepare(said, to.Memory)
 		}
+		if err == nil && r.mapped != nil && len(b.Starts) >= manySpans {
+			s.find()
+		}
 		return err
 	})
 }

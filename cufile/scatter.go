@@ -30,7 +30,8 @@ type part struct {
 type scattering struct {
 	r      *Reader
 	files  []*File
-	locate func() ([]part, error) // finds parts; nil where they are known
+	locate func() ([]part, error) // finds parts; nil where they are known, or were not found
+	lost   error                  // why they were not
 	also   *sequences.Writing     // nil: nothing is said of tokens
 
 	to     crew.Destination
@@ -55,12 +56,21 @@ func (s *scattering) memory(n int) []source.Span {
 	return *s.room
 }
 
-// look finds the spans, those that the device may see, and what else is to be written.
-func (s *scattering) look() (err error) {
+// manySpans is from how many on the thread that begins a request locates its spans. The one that launches kernels would be waited for.
+const manySpans = 1024
+
+// find finds the parts, once.
+func (s *scattering) find() {
 	if s.locate != nil {
-		if s.parts, err = s.locate(); err != nil {
-			return err
-		}
+		s.parts, s.lost = s.locate()
+		s.locate = nil
+	}
+}
+
+// look finds the spans, those that the device may see, and what else is to be written.
+func (s *scattering) look() error {
+	if s.find(); s.lost != nil {
+		return s.lost
 	}
 	for i := range s.parts {
 		s.rows = append(s.rows, s.seen(&s.parts[i]))
