@@ -7,6 +7,7 @@ import pickle
 import random
 import time
 from fractions import Fraction
+from types import SimpleNamespace
 
 import hbmfs
 import numpy as np
@@ -359,6 +360,15 @@ def test_the_daemon_hears_of_the_plan_of_each_source():
     for source, ds in enumerate(mix.datasets):
         assert [start // SEQ_LEN for start in ds.told] == [s & (1 << SHIFT) - 1 for s in read if s >> SHIFT == source]
         assert ds.under_way == 0
+
+
+@pytest.mark.parametrize("seen", [(True, True), (True, False)])
+def test_the_daemon_hears_nothing_while_the_device_sees_all(seen):
+    mix = mixture([50, 60], [0.5, 0.5], exhausted="drop", drop_last=False)
+    for ds, own in zip(mix.datasets, seen, strict=True):
+        ds._open = lambda own=own: SimpleNamespace(seen=own)
+    assert len(samples(mix)) == 110
+    assert [len(ds.told) for ds in mix.datasets] == ([0, 0] if all(seen) else [50, 60])
 
 
 def test_leaving_a_loop_cancels_what_was_under_way():
