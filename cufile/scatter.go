@@ -30,9 +30,9 @@ type part struct {
 type scattering struct {
 	r      *Reader
 	files  []*File
-	locate func() ([]part, error) // finds parts; nil where they are known, or were not found
-	lost   error                  // why they were not
+	locate func() ([]part, error) // finds parts; nil where they are known
 	also   *sequences.Writing     // nil: nothing is said of tokens
+	many   bool                   // there are manySpans, or more
 
 	to     crew.Destination
 	parts  []part
@@ -56,21 +56,16 @@ func (s *scattering) memory(n int) []source.Span {
 	return *s.room
 }
 
-// manySpans is from how many on the thread that begins a request locates its spans. The one that launches kernels would be waited for.
+// manySpans is from how many on a request's spans are looked at by a goroutine of its own. All requests wait for the thread that launches kernels, so
+// that waking another one pays.
 const manySpans = 1024
 
-// find finds the parts, once.
-func (s *scattering) find() {
-	if s.locate != nil {
-		s.parts, s.lost = s.locate()
-		s.locate = nil
-	}
-}
-
 // look finds the spans, those that the device may see, and what else is to be written.
-func (s *scattering) look() error {
-	if s.find(); s.lost != nil {
-		return s.lost
+func (s *scattering) look() (err error) {
+	if s.locate != nil {
+		if s.parts, err = s.locate(); err != nil {
+			return err
+		}
 	}
 	for i := range s.parts {
 		s.rows = append(s.rows, s.seen(&s.parts[i]))
@@ -84,9 +79,6 @@ func (s *scattering) look() error {
 
 // launch starts moving the rows that the GPU sees, and others beside them.
 func (s *scattering) launch(ctx context.Context, w *crew.Worker) error {
-	if err := s.look(); err != nil {
-		return err
-	}
 	if err := s.r.mapped.MoveRows(w, &s.to, s.rows); err != nil {
 		return err
 	}
@@ -112,10 +104,26 @@ func (s *scattering) start(ctx context.Context, done func(Result, error)) {
 		moved(s.copy(ctx))
 	case s.r.copied != nil:
 		go func() { moved(s.copy(ctx)) }() // likewise
-	case s.r.mapped.PinnedBytes() > 0 && s.r.mapped.Thread.Start(ctx, func(w *crew.Worker) error { return s.launch(ctx, w) }, moved):
-	default:
-		go func() { moved(cmp.Or(s.look(), mapped.ErrApart)) }() // likewise
+	case s.many || !s.handed(ctx, s.look, moved):
+		go func() { // likewise
+			err := s.look()
+			if err != nil || !s.many || !s.handed(ctx, nil, moved) {
+				moved(cmp.Or(err, mapped.ErrApart))
+			}
+		}()
 	}
+}
+
+// handed says whether the thread that launches kernels goes on with the request. It calls look before, if that is not nil.
+func (s *scattering) handed(ctx context.Context, look func() error, moved func(err error)) bool {
+	return s.r.mapped.PinnedBytes() > 0 && s.r.mapped.Thread.Start(ctx, func(w *crew.Worker) error {
+		if look != nil {
+			if err := look(); err != nil {
+				return err
+			}
+		}
+		return s.launch(ctx, w)
+	}, moved)
 }
 
 // rest moves what launch did not move, and writes what was not begun. err is how moving what the device sees went.
