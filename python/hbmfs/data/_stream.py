@@ -247,7 +247,8 @@ class Stream(Generic[B]):
 
     def _all_seen(self) -> bool:
         """Whether the daemon need not hear more now: the last bytes of all files were in memory that the device reads."""
-        files = [dataset._open() if hasattr(dataset, "_open") else None for dataset in self._read]
+        whole = [getattr(dataset, "whole", dataset) for dataset in self._read]
+        files = [dataset._open() if hasattr(dataset, "_open") else None for dataset in whole]
         return all(file is not None and file.seen for file in files)
 
     def _shape(self, batch: Any, plan: Batch) -> Any:

@@ -138,7 +138,8 @@ class Mixture(Stream[B]):
             drop_last=drop_last, targets=targets, tensors=tensors,
         )  # fmt: skip
         self.names = list(sources)
-        self._read = self.datasets = [dataset for dataset, _ in sources.values()]
+        self.datasets: list[Any] = [dataset for dataset, _ in sources.values()]
+        self._read = self.datasets
         self._rows = _rows(dict(zip(self.names, self.datasets, strict=True)), dtype)
         self.documents = bool(documents)
         self._borders = [borders_of(dataset) for dataset in self.datasets] if packed else None
