@@ -36,7 +36,7 @@ STATE_VERSION = 1
 NEVER = 1 << 62
 """A position that no run reaches."""
 _DEPTH, _UNDER_WAY = 8, 256 << 20  # batches that keep the link to a GPU busy, in so many bytes of tokens of 8 bytes
-_WINDOW, _WINDOW_SAMPLES = 64, 1 << 17  # batches, of so many samples of all ranks, that are planned at once
+_WINDOW, _WINDOW_SAMPLES = 64, 1 << 17  # batches, of so many samples of all ranks, that are planned at once where nobody is told
 
 
 class Stream(Generic[B]):
@@ -337,31 +337,30 @@ class Stream(Generic[B]):
         """Yields the plans of this reader's batches. The daemon is told of a window of them before the window
         ahead of it is read."""
         tell = bool(self.ahead and self._told())
-        windows = self._windows(first, stride)
-        told: list[Batch] = []
+        windows = self._windows(first, stride, tell)
+        previous: list[Batch] = []
         planned = next(windows, None)
         while planned is not None:
-            window, planned = planned(), None
-            for at in range(0, len(window), self.ahead if tell else len(window)):
-                some = window[at : at + self.ahead] if tell else window
-                if tell:
-                    if not self._all_seen():
-                        self._tell(some)
-                    some, told = told, some
-                # The next window is planned while batches of this one are read; the first ones have begun by then.
-                turn = min(self.depth, max(0, len(some) - 1))
-                yield from some[:turn]
-                if at == 0:
-                    planned = next(windows, None)
-                yield from some[turn:]
-        yield from told
+            window = planned()
+            if tell:
+                if not self._all_seen():
+                    self._tell(window)
+                window, previous, planned = previous, window, next(windows, None)
+                yield from window
+                continue
+            # The next window is planned while batches of this one are read; the first ones have begun by then.
+            turn = min(self.depth, len(window) - 1)
+            yield from window[:turn]
+            planned = next(windows, None)
+            yield from window[turn:]
+        yield from previous
 
-    def _windows(self, first: int, stride: int) -> Iterator[Callable[[], list[Batch]]]:
-        """Yields the same as lists of batches that are being planned, more and more of them, since computing the order of many costs hardly more than
-        of one. `ahead` of them are told to the daemon at once."""
+    def _windows(self, first: int, stride: int, tell: bool) -> Iterator[Callable[[], list[Batch]]]:
+        """Yields the same as lists of batches that are being planned, since computing the order of many costs hardly more than of one: `ahead` of them
+        where the daemon is told, otherwise more and more."""
         batch = np.arange(self.rank * self.batch_size, (self.rank + 1) * self.batch_size)
         end, size = None, max(1, self.ahead)
-        most = max(1, min(_WINDOW, _WINDOW_SAMPLES // self._step) // size) * size
+        most = size if tell else max(size, min(_WINDOW, _WINDOW_SAMPLES // self._step))
         while end is None:
             steps = size
             end = self._end_by(first + (steps - 1) * stride + self._step)
