@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from .._lib import _device
 from .._lib._transfer import Progress, Transfer, open_reader, shower
 from ..errors import ClosedError, DeviceError, FormatError
-from . import _parts
-from ._load import _Torch, _view
+from . import _model_files, _parts
+from ._load import Call, _Torch, _view
 from ._parts import Cut, Layout, Place
 from .safetensors_header import Header
 
@@ -51,6 +51,13 @@ class Arriving:
         arguments = (index, method, reader, progress, torch.cuda.stream(stream))
         self._thread = threading.Thread(target=self._run, args=arguments, name="hbmfs-weights", daemon=True)
         self._thread.start()
+
+    @classmethod
+    def of(cls, call: Call) -> Arriving:
+        """Reads all tensors of the model of a call, as it says."""
+        headers = _model_files.headers(call.path, None)
+        cuts = dict.fromkeys(tensor.name for header in headers for tensor in header.tensors)
+        return cls(headers, cuts, call.device, method=call.method, reader=call.reader, progress=call.progress)
 
     @property
     def names(self) -> list[str]:
