@@ -26,6 +26,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._lib import _device
+from .._lib._arguments import Device, Path, checked
 from ..errors import ClosedError, InvalidError
 from . import _model_files, _parts
 from ._arriving import Arriving
@@ -35,7 +36,6 @@ from .safetensors_header import Header, Tensor, open_regular, read_exactly
 if TYPE_CHECKING:
     from .._lib.reader import Reader
 
-Path = str | os.PathLike[str]
 Plan = Mapping[str, slice | None]
 """Names of tensors, each with None for the whole tensor or a slice of its first dimension with the step 1."""
 
@@ -48,8 +48,9 @@ class TensorMeta(NamedTuple):
     data_offsets: tuple[int, int]
 
 
+@checked
 def safe_open(
-    filename: Path | Sequence[Path], framework: str = "pt", device: Any = "cpu", *, backend: str = "mmap", method: str = "auto", reader: Reader | None = None
+    filename: Path | Sequence[Path], framework: str = "pt", device: Device = "cpu", *, backend: str = "mmap", method: str = "auto", reader: Reader | None = None
 ) -> SafeOpen:
     """Opens safetensors files, to hand out tensors of torch.
 
@@ -65,6 +66,8 @@ def safe_open(
     if framework not in ("pt", "torch"):
         raise InvalidError(f"framework is {framework!r}: only 'pt' is there, tensors of torch")
     files = [filename] if isinstance(filename, (str, os.PathLike)) else list(filename)
+    if not files:
+        raise InvalidError("filename is an empty list: name a file")
     headers = _model_files.headers(files[0], None) if len(files) == 1 else _model_files.headers_of({os.fspath(file): None for file in files}, None)
     return SafeOpen(headers, _device.name(_device.parse(device)), method, reader)
 
