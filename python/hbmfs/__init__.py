@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from .kv import KVOutcome, KVResult, KVStore
     from .weights import load_safetensors
     from .weights._parts import SKIP
+    from .weights.prefetch import safe_open
 
 sys.meta_path.append(_moved.Finder)
 
@@ -81,6 +82,7 @@ _LATER = {
     "SKIP": "weights._parts",
     "TokenStream": "data.token_stream",
     "load_safetensors": "weights",
+    "safe_open": "weights.prefetch",
     "save_safetensors": "checkpoints.safetensors_save",
 }
 
@@ -144,6 +146,7 @@ __all__ = [
     "mixture",
     "nanogpt",
     "open",
+    "safe_open",
     "save_safetensors",
     "transformers",
     "vllm",

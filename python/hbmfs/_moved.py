@@ -21,7 +21,7 @@ MOVED = {
         "weights": "_columns _model_files _parts safetensors_header",
         "checkpoints": "_dcp_layout _dcp_nodes _dcp_reads _dcp_shared _publishing _staging _torch_object _torch_zip "
         "dcp dcp_stager dcp_writer safetensors_save torch_save",
-        "integrations": "deepspeed lmcache megatron nanogpt sglang transformers vllm",
+        "integrations": "deepspeed fastsafetensors lmcache megatron nanogpt sglang transformers vllm",
     }.items()
     for name in names.split()
 }

@@ -18,7 +18,6 @@ import functools
 import importlib
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -26,8 +25,9 @@ from typing import TYPE_CHECKING, Any
 from .. import weights
 from .._lib import _device
 from .._lib._arguments import Device, checked
-from .._lib._transfer import Progress, shower
+from .._lib._transfer import Progress
 from ..errors import InvalidError, NotFoundError, UnavailableError
+from ..weights._arriving import Arriving
 
 if TYPE_CHECKING:
     from .._lib.reader import Reader
@@ -160,7 +160,7 @@ class _Weights(dict[str, Any]):
     def __init__(self, call: weights.Call) -> None:
         self.given = False
         self._call = call
-        self._ahead = _Ahead(call) if call.group is None and _spares_warmup() else None
+        self._ahead = Arriving.of(call) if call.group is None and _spares_warmup() else None
         try:
             super().__init__(weights.outlines(call.path))
         except BaseException:
@@ -194,80 +194,10 @@ class _Weights(dict[str, Any]):
             raise failure
 
 
-class _Ahead:
-    """Weights that a thread reads."""
-
-    def __init__(self, call: weights.Call) -> None:
-        import torch
-
-        self._changed = threading.Condition()  # guards the fields below
-        self._tensors: dict[str, Any] = {}  # once all reads are begun
-        self._ends: dict[str, int] = {}  # the bytes from which on each is there
-        self._done = 0
-        self._over = self._stopped = False
-        self._failure: BaseException | None = None
-        # The caller's stream is where the memory will be used, and given back.
-        stream = None if call.device == "cpu" else torch.cuda.current_stream(call.device)
-        self._thread = threading.Thread(target=self._run, args=(call, torch.cuda.stream(stream)), name="hbmfs-model", daemon=True)
-        self._thread.start()
-
-    def _run(self, call: weights.Call, stream: Any) -> None:
-        show, end = None, None
-
-        def arrived(done: int, total: int) -> None:
-            nonlocal show, end
-            if self._stopped:
-                raise _Stopped
-            if show is None:
-                show, end = shower(call.progress, total, "weights")
-            show(done - self._done)
-            self._set(_done=done)
-
-        try:
-            with stream:
-                tensors = call._replace(progress=arrived, begun=lambda found, ends: self._set(_tensors=found, _ends=ends)).load()
-            self._set(_tensors=tensors, _over=True)
-        except BaseException as err:  # noqa: BLE001 (raised by who asks)
-            self._set(_tensors={}, _failure=err, _over=True)
-        finally:
-            if end is not None:
-                end()
-
-    def _set(self, **values: Any) -> None:
-        with self._changed:
-            self.__dict__.update(values)
-            self._changed.notify_all()
-
-    def tensor(self, name: str) -> Any:
-        """Waits until a tensor is there."""
-        return self._wait(lambda: self._ends.get(name, self._done + 1) <= self._done)[name]
-
-    def all(self) -> dict[str, Any]:
-        return self._wait(lambda: False)
-
-    def _wait(self, there: Callable[[], bool]) -> dict[str, Any]:
-        with self._changed:
-            self._changed.wait_for(lambda: self._over or there())
-            if self._failure is not None:
-                raise self._failure
-            return self._tensors
-
-    def end(self) -> BaseException | None:
-        """Stops reading, if it goes on, and says why it failed, if it did."""
-        self._stopped = True
-        self._thread.join()
-        self._tensors = {}
-        return None if isinstance(self._failure, _Stopped) else self._failure
-
-
-class _Stopped(Exception):
-    """Nobody waits for the weights any more."""
-
-
 class _Arriving:
     """A tensor that is on its way, as a slice of a safetensors file is: it is there when it is indexed."""
 
-    def __init__(self, ahead: _Ahead, name: str) -> None:
+    def __init__(self, ahead: Arriving, name: str) -> None:
         self._ahead, self._name = ahead, name
 
     def __getitem__(self, index: Any) -> Any:

@@ -8,6 +8,8 @@ in other files are left out. The files are read in parts of 1 GiB, of which two 
 model at most. The ranks of tensor parallelism read each byte once and share it, as with group=; with expert
 parallelism's filter each rank reads its own experts.
 
+With HBMFS_FASTSAFETENSORS=1 in the environment, `--load-format fastsafetensors` reads by hbmfs, too: see help("hbmfs.fastsafetensors").
+
 Written for vLLM 0.33.0, which looks for such plugins in the entry points of vllm.general_plugins.
 """
 
@@ -25,6 +27,7 @@ from .._lib import _device
 from .._lib._transfer import open_reader
 from ..weights import _model_files
 from ..weights.safetensors_header import Tensor
+from ._on_request import replace_copiers
 
 PART = 1 << 30
 """Most bytes that are read at once, if no tensor is larger."""
@@ -34,6 +37,7 @@ INDEX = "model.safetensors.index.json"
 
 def register() -> None:
     """Makes the load format "hbmfs" known. vLLM calls it in each of its processes, for any load format."""
+    replace_copiers("vllm")
     try:
         from vllm.model_executor.model_loader import register_model_loader
 

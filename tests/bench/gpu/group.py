@@ -28,7 +28,8 @@ import hbmfs
 import torch
 import torch.distributed as dist
 from torch import multiprocessing
-from torch_weights import Lent, disk, forget, fresh_memory, make, same
+from torch_weights import Loaders as Alone
+from torch_weights import disk, forget, fresh_memory, make, same
 
 SLOW = 1.5
 """Seconds of a load from which on a loader takes part in two rounds only."""
@@ -52,7 +53,7 @@ def megatron(rank, size):
 WIDTH, HEIGHT = {}, {}
 LOADERS = (
     "hbmfs", "hbmfs_each_all", "hbmfs_its_share", "hbmfs_rows", "hbmfs_columns", "hbmfs_columns_alone", "hbmfs_megatron", "instanttensor",
-    "fastsafetensors", "safetensors",
+    "fastsafetensors", "fastsafetensors_hbmfs", "safetensors",
 )  # fmt: skip
 
 
@@ -90,13 +91,11 @@ class Loaders:
         ) as file:
             return dict(file.tensors())
 
-    def fastsafetensors(self):
-        from fastsafetensors import SafeTensorsFileLoader
+    def fastsafetensors(self, copier="nogds"):
+        return Alone(self.folder, self.files, self.device).fastsafetensors(copier, dist.group.WORLD)
 
-        loader = SafeTensorsFileLoader(dist.group.WORLD, torch.device(self.device), nogds=True)
-        loader.add_filenames({rank: [str(file) for file in self.files[rank :: self.size]] for rank in range(self.size)})
-        buffer = loader.copy_files_to_device()
-        return Lent({name: buffer.get_tensor(name) for name in buffer.key_to_rank_lidx}, buffer, loader)
+    def fastsafetensors_hbmfs(self):
+        return self.fastsafetensors("hbmfs")
 
     def safetensors(self):
         from safetensors.torch import load_file

@@ -1,19 +1,22 @@
 """Weights into one GPU by hbmfs and by its peers, every loader in turn in one run: the table of docs/benchmarks.md.
 
-    loaders.py [--gb 15] [--shards 4] [--dir DIR] [--tmpfs /dev/shm] [--rounds 5] [--json FILE] [--threads 8x4,12x2]
+    loaders.py [--gb 15] [--shards 4] [--dir DIR] [--tmpfs /dev/shm] [--rounds 5] [--json FILE] [--threads 8x4,12x2] [--only REGEXP]
 
 The page cache holds the files, on the filesystem of DIR and on tmpfs. A peer takes part where its package can be
 imported: kvikio (raw bytes, 16 threads, tasks of 4 MiB; with libcufile, and by its own POSIX reads), instanttensor (its default for the filesystem, and BUFFERED),
-runai_model_streamer, fastsafetensors and safetensors. Nothing is downloaded. The pinned copy is the wall.
+runai_model_streamer, safetensors (load_file; from 0.9 on its prefetch too, as it comes and with its best settings) and fastsafetensors (its copiers
+nogds and unified, and that of hbmfs). Nothing is downloaded. The pinned copy is the wall.
 
 Every loader runs once before the rounds, and its tensors are compared with safetensors' own. Memory comes fresh from
 CUDA in each round. Rates are GB/s (1e9 bytes), as median (least to most); CPU seconds are those of all threads.
---threads measures readers of other numbers of threads with slots of so many MiB beside them.
+--threads measures readers of other numbers of threads with slots of so many MiB beside them. The peak is the most that torch's allocator had in use;
+memory that a loader takes from CUDA itself is not in it.
 """
 
 import argparse
 import json
 import os
+import re
 import statistics
 import sys
 import tempfile
@@ -74,10 +77,38 @@ class Peers(Loaders):
             file.close()
         return blocks
 
+    def prefetch(self, threads=8):
+        """safetensors 0.9's prefetch, file by file, as it comes."""
+        return {name: tensor for file in self.files for name, tensor in self._prefetch(file, threads)}
+
+    def prefetch_16_threads(self):
+        return self.prefetch(16)
+
+    def prefetch_all_files(self):
+        """All files at once: with 8 threads each the best that was found."""
+        return {name: tensor for loader in [self._prefetch(file, 8) for file in self.files] for name, tensor in loader}
+
+    def _prefetch(self, file, threads):
+        from safetensors import safe_open
+
+        return safe_open(file, framework="pt", device=self.device).prefetch(threads=threads)
+
+    def prefetch_hbmfs(self):
+        """The same interface over hbmfs."""
+        with hbmfs.safe_open(self.files, framework="pt", device=self.device).prefetch() as loader:
+            return dict(loader)
+
+    def fastsafetensors_unified(self):
+        return self.fastsafetensors("unified")
+
+    def fastsafetensors_hbmfs(self):
+        return self.fastsafetensors("hbmfs")
+
     def there(self):
         """Each peer that can be imported, and its ways."""
         ways = {"kvikio": [self.kvikio, self.kvikio_posix], "instanttensor": [self.instanttensor, self.instanttensor_buffered],
-                "runai_model_streamer": [self.runai], "fastsafetensors": [self.fastsafetensors]}  # fmt: skip
+                "runai_model_streamer": [self.runai], "safetensors": [self.prefetch, self.prefetch_16_threads, self.prefetch_all_files, self.prefetch_hbmfs],
+                "fastsafetensors": [self.fastsafetensors_hbmfs, self.fastsafetensors_unified, self.fastsafetensors]}  # fmt: skip
         for package, functions in ways.items():
             try:
                 __import__(package)
@@ -111,21 +142,31 @@ def measure(where, folder, options):
     for text in filter(None, options.threads.split(",")):
         threads, slot = map(int, text.split("x"))
         own.append((f"hbmfs, {threads} threads x {slot} MiB", with_threads(folder, options.device, threads, slot)))
-    ways = dict(compared([*own, *peers.there(), ("safetensors", peers.safetensors)], expected))
+    chosen = [(name, way) for name, way in [*own, *peers.there(), ("safetensors", peers.safetensors)] if re.search(options.only, name)]
+    ways = dict(compared(chosen, expected))
     del expected
     ways = {"pinned copy": wall(size, options.device)} | ways
     for done in range(options.rounds):
-        for name, load in ways.items():
+        for name, load in list(ways.items()):
             if done < 2 or statistics.median(clock.rows[name]["seconds"]) < SLOW:
-                clock.measure(name, load)
+                torch.cuda.reset_peak_memory_stats()
+                try:
+                    clock.measure(name, load)
+                except Exception as err:  # noqa: BLE001 (whatever another package raises is a line of the report)
+                    print(f"{name} failed in round {done}: {type(err).__name__}: {str(err).splitlines()[:1]}", flush=True)
+                    del ways[name]
+                    continue
+                row = clock.rows[name]
+                row["peak"] = torch.cuda.max_memory_allocated()
+                print(f"  {where} round {done} {name}: {size / row['seconds'][-1] / 1e9:.1f} GB/s, peak {row['peak'] / 1e9:.1f} GB", flush=True)
     print(f"\n{where}: {size / 1e9:.1f} GB in {len(files)} files; read by {reader.stats()['path']}: {reader.stats()['reason']}")
     reader.close()
-    print("| loader | GB/s | CPU s/GB | of the wall |\n|---|---|---|---|")
+    print("| loader | GB/s | CPU s/GB | of the wall | peak GB |\n|---|---|---|---|---|")
     rates = {name: sorted(size / seconds / 1e9 for seconds in clock.rows[name]["seconds"]) for name in ways}
     top = statistics.median(rates["pinned copy"])
     for name, all_rates in rates.items():
         middle, cpu = statistics.median(all_rates), statistics.median(clock.rows[name]["cpu"]) / (size / 1e9)
-        print(f"| {name} | {middle:.1f} ({all_rates[0]:.1f}-{all_rates[-1]:.1f}) | {cpu:.2f} | {middle / top:.2f} |", flush=True)
+        print(f"| {name} | {middle:.1f} ({all_rates[0]:.1f}-{all_rates[-1]:.1f}) | {cpu:.2f} | {middle / top:.2f} | {clock.rows[name]['peak'] / 1e9:.1f} |", flush=True)
     for file in files:
         file.unlink()
     return {"bytes": size, "rows": clock.rows}
@@ -140,6 +181,7 @@ def main():
     parser.add_argument("--dir")
     parser.add_argument("--tmpfs", default="/dev/shm", help="a folder of a tmpfs; empty for none")
     parser.add_argument("--threads", default="")
+    parser.add_argument("--only", default="", help="the loaders whose names it matches")
     parser.add_argument("--json")
     options = parser.parse_args()
     result = {"gpu": torch.cuda.get_device_name(0), "torch": torch.__version__, "command": sys.argv, "cpus": os.cpu_count()}

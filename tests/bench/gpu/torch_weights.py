@@ -87,19 +87,6 @@ def fresh_memory():
     time.sleep(0.1)
 
 
-class Lent(dict):
-    """Tensors whose memory their loader keeps until it is closed, with them."""
-
-    def __init__(self, tensors, *owners):
-        super().__init__(tensors)
-        self._owners = owners
-
-    def __del__(self):
-        self.clear()
-        for owner in self._owners:
-            owner.close()
-
-
 class Loaders:
     """Ways to load the files. Each gives a dict of tensors, which are there when it returns."""
 
@@ -117,13 +104,22 @@ class Loaders:
     def safetensors(self):
         return {name: tensor for file in self.files for name, tensor in load_file(file, device=self.device).items()}
 
-    def fastsafetensors(self):
-        from fastsafetensors import SafeTensorsFileLoader, SingleGroup
+    def fastsafetensors(self, copier="nogds", group=None):
+        """As vLLM drives it, which passes what ParallelLoader's default is: two files are on the device beside the tensors."""
+        from fastsafetensors import SingleGroup
+        from fastsafetensors.loader import BaseSafeTensorsFileLoader
+        from fastsafetensors.parallel_loader import PipelineParallel
+        from fastsafetensors.st_types import Device
 
-        loader = SafeTensorsFileLoader(SingleGroup(), torch.device(self.device), nogds=True)
-        loader.add_filenames({0: [str(file) for file in self.files]})
-        buffer = loader.copy_files_to_device()
-        return Lent({name: buffer.get_tensor(name) for name in buffer.key_to_rank_lidx}, buffer, loader)
+        if copier == "hbmfs":
+            import hbmfs.fastsafetensors  # noqa: F401 (makes it known)
+        ranks = group or SingleGroup()
+        loader = BaseSafeTensorsFileLoader(ranks, Device.from_str(self.device), copier)
+        pipeline = PipelineParallel(ranks, loader, [str(file) for file in self.files], use_tqdm_on_load=False)
+        try:
+            return dict(pipeline.iterate_weights())
+        finally:
+            pipeline.close()
 
     def runai(self):
         from runai_model_streamer import SafetensorsStreamer

@@ -1,9 +1,9 @@
 #!/bin/sh
-# weights.sh LIB OUT [TESTS]: weights into one GPU, into all GPUs of a host and into a model of Transformers, each beside its peers, in about 8 minutes.
+# weights.sh LIB OUT [TESTS]: weights into one GPU, into all GPUs of a host and into a model of Transformers, each beside its peers, in about 10 minutes.
 #   LIB     a built libhbmfs.so (`make lib`)
 #   OUT     a folder for the tables and the JSON
 #   TESTS   `go test -c -o TESTS ./cufile/internal/source`: columns of a matrix by as many threads as a reader has
-#   WHEELS  in the environment: a folder of wheels of peers (kvikio, InstantTensor, Run:ai's streamer, fastsafetensors), which are not downloaded
+#   WHEELS  in the environment: a folder of wheels of peers (kvikio, InstantTensor, Run:ai's streamer, safetensors 0.9, fastsafetensors), which are not downloaded
 # A peer takes part where it can be imported. It needs 18 GB of disk below TMPDIR, as much of /dev/shm, and as much memory for the page cache.
 set -eu
 
@@ -41,7 +41,7 @@ measure() { # NAME SECONDS SCRIPT FLAGS...: the table, and the JSON without whic
 if [ -n "$tests" ]; then
     (cd "$work" && "$tests" -test.run none -test.bench Columns -test.cpu 1,4,12 -test.benchtime 150ms) 2>&1 | grep Columns | tee "$out/weights-columns.txt"
 fi
-measure loaders 300 loaders.py
+measure loaders 420 loaders.py
 if [ "$gpus" -gt 1 ]; then
     measure group 330 group.py --cold
 fi

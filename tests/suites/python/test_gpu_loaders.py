@@ -8,11 +8,24 @@ from pathlib import Path
 import torch
 
 sys.path.append(str(Path(__file__).parents[2] / "bench" / "gpu"))
-from torch_weights import Clock, Lent, compared
+from torch_weights import Clock, compared
+
+
+class Lent(dict):
+    """Tensors whose memory their loader keeps until it is closed, with them."""
+
+    def __init__(self, tensors, *owners):
+        super().__init__(tensors)
+        self._owners = owners
+
+    def __del__(self):
+        self.clear()
+        for owner in self._owners:
+            owner.close()
 
 
 class Owner:
-    """A loader that keeps its tensors' memory until it is closed, as that of fastsafetensors does."""
+    """A loader that keeps its tensors' memory until it is closed, as those of some peers do."""
 
     def __init__(self, held):
         self.held = held

@@ -20,7 +20,7 @@ from hbmfs._moved import MOVED
 PACKAGE = Path(hbmfs.__file__).parent
 MODULES = {".".join(("hbmfs", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path for path in PACKAGE.rglob("*.py")}
 
-OTHERS = {"deepspeed", "lmcache", "sglang", "transformers", "vllm"}
+OTHERS = {"deepspeed", "fastsafetensors", "lmcache", "sglang", "transformers", "vllm"}
 """What only test-peers installs."""
 
 WRITTEN = (

@@ -73,7 +73,7 @@ class Calls:
             "data": folder, "block_size": 4, "path_prefix": str(folder / "train"), "pointer": 0, "offset": 0, "offsets": [0], "lengths": [4], "state": {},
         }  # fmt: skip
         self.special = {
-            "load_safetensors": {"path": folder / "weights"}, "Writer.snapshot": {"tensors": [np.zeros(3)]}, "DCPReader": {"path": folder / "run"}, "DCPWriter": {"path": folder / "run/x"},
+            "load_safetensors": {"path": folder / "weights"}, "safe_open": {"filename": folder / "weights"}, "Writer.snapshot": {"tensors": [np.zeros(3)]}, "DCPReader": {"path": folder / "run"}, "DCPWriter": {"path": folder / "run/x"},
             "Checkpoints.load": {"state": {}, "step": None}, "save_safetensors": {"directory": folder / "saved"}, "DCPStager": {"memory": 4096},
             "TokenStream": {"documents": False}, "Mixture": {"documents": False}, "Reader.device": {},
         }  # fmt: skip

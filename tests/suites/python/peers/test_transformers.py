@@ -11,6 +11,7 @@ import pytest
 import safetensors.torch
 import torch
 import transformers
+from hbmfs.weights import _arriving
 from test_group import Ranks
 
 SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 128, "pad_token_id": 0}
@@ -125,13 +126,13 @@ def test_dtype_of_a_config_that_says_none(path):
 
 def test_nothing_is_copied(path, monkeypatch):
     given = {}
-    real = hbmfs.weights.Call.load
+    real = _arriving.Arriving.end
 
-    def remember(call):
-        given.update(real(call))
-        return dict(given)
+    def remember(arriving):
+        given.update(arriving.all())
+        return real(arriving)
 
-    monkeypatch.setattr("hbmfs.weights.Call.load", remember)
+    monkeypatch.setattr(_arriving.Arriving, "end", remember)
     model = load(transformers.LlamaForCausalLM, path)
     assert {name: tensor.data_ptr() for name, tensor in model.state_dict().items()} == {name: tensor.data_ptr() for name, tensor in given.items()}
 
@@ -406,7 +407,7 @@ def test_transformers_fails_while_weights_are_read(path, monkeypatch, raised):
     monkeypatch.setattr(transformers.LlamaForCausalLM, "__init__", fail)
     with pytest.raises(raised, match="on purpose"):
         load(transformers.LlamaForCausalLM, path)
-    assert "hbmfs-model" not in {thread.name for thread in threading.enumerate()}
+    assert "hbmfs-weights" not in {thread.name for thread in threading.enumerate()}
     monkeypatch.undo()
     equal(load(transformers.LlamaForCausalLM, path), transformers.LlamaForCausalLM.from_pretrained(path))
 
@@ -417,7 +418,7 @@ def test_weights_that_cannot_be_read(path, monkeypatch):
     def fail(*arguments, **options):
         raise hbmfs.OutOfMemoryError("no memory is left")
 
-    monkeypatch.setattr("hbmfs.weights.Call.load", fail)
+    monkeypatch.setattr(_arriving.Arriving, "_read", fail)
     with pytest.raises(hbmfs.OutOfMemoryError, match="no memory is left"):
         load(transformers.LlamaForCausalLM, path)
 
