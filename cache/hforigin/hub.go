@@ -329,7 +329,9 @@ func (o *Repo) resolve(ctx context.Context, h *hub, obj *layout.Object, span str
 		if u, err = next(res); err != nil {
 			return nil, "", err
 		}
-		trusted = trusted && h.isHub(u)
+		if trusted = trusted && h.isHub(u); !trusted && version == "" {
+			return nil, "", fmt.Errorf("%w: the Hub redirects to another server, and does not say to which version (X-Linked-Etag)", fs.ErrInvalid)
+		}
 	}
 	return nil, "", fmt.Errorf("%w: the server redirects more than %d times", fs.ErrInvalid, mostRedirects)
 }
