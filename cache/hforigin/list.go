@@ -40,7 +40,7 @@ type entry struct {
 }
 
 // api asks the Hub, reads JSON, and returns the query of the next page, "" for none.
-func (o *Repo) api(ctx context.Context, u *url.URL, alive func(), into any) (more string, err error) {
+func (o *Repo) api(ctx context.Context, u *url.URL, into any) (more string, err error) {
 	for range mostRedirects { // a repository may have another name by now
 		res, err := o.do(ctx, u, "", true)
 		if err != nil {
@@ -62,7 +62,7 @@ func (o *Repo) api(ctx context.Context, u *url.URL, alive func(), into any) (mor
 		if err := fetch.Unencoded(res.Header); err != nil {
 			return "", err
 		}
-		body := &pageReader{Reader: res.Body, alive: alive}
+		body := &pageReader{Reader: res.Body}
 		if err := json.NewDecoder(body).Decode(into); err != nil {
 			var syntax *json.SyntaxError
 			var kind *json.UnmarshalTypeError
@@ -87,8 +87,7 @@ func (o *Repo) api(ctx context.Context, u *url.URL, alive func(), into any) (mor
 // pageReader bounds a page.
 type pageReader struct {
 	io.Reader
-	alive func()
-	read  int64
+	read int64
 }
 
 // Read implements [io.Reader].
@@ -171,8 +170,8 @@ func nothing(objects []*layout.Object) error {
 
 // ask asks the Hub for what fits into one page.
 func (o *Repo) ask(ctx context.Context, u *url.URL, into any) error {
-	return o.Retry(ctx, func(ctx context.Context, alive func()) error {
-		_, err := o.api(ctx, u, alive, into)
+	return o.Retry(ctx, func(ctx context.Context, _ func()) error {
+		_, err := o.api(ctx, u, into)
 		return err
 	})
 }
@@ -191,9 +190,9 @@ func (o *Repo) tree(ctx context.Context, u *url.URL, recursive bool, date time.T
 		}
 		u.RawQuery = more
 		var page []entry
-		err := o.Retry(ctx, func(ctx context.Context, alive func()) (err error) {
+		err := o.Retry(ctx, func(ctx context.Context, _ func()) (err error) {
 			page = nil
-			more, err = o.api(ctx, u, alive, &page)
+			more, err = o.api(ctx, u, &page)
 			return err
 		})
 		if err != nil {

@@ -319,7 +319,7 @@ func TestRedirects(t *testing.T) {
 			if strings.Contains(r.URL.Path, "/resolve/") {
 				w.Header().Set("X-Linked-Etag", strings.TrimPrefix(objects["b.json"].Version, "git:"))
 			}
-			http.Redirect(w, r, other.URL+r.URL.RequestURI(), http.StatusFound)
+			http.Redirect(w, r, other.URL+strings.Replace(r.URL.RequestURI(), "/org/old", "/org/name", 1), http.StatusFound)
 			return true
 		}
 	})
