@@ -102,10 +102,29 @@ func (r *pageReader) Read(p []byte) (int, error) {
 // List pins the commit that the revision names, and lists its files below the source's path, which may also be one file.
 func (o *Repo) List(ctx context.Context) (*cache.Listing, error) {
 	objects, err := o.list(ctx)
+	if err == nil {
+		err = o.mayRead(ctx, objects[0])
+	}
 	if err != nil {
 		return nil, fmt.Errorf("list %s: %w", o, err)
 	}
 	return cache.RemoteListing(objects), nil
+}
+
+// mayRead asks the Hub once for a file, and reads nothing of it. The Hub lists a gated repository to everybody, and bytes of it may lie in a
+// cache that others filled.
+func (o *Repo) mayRead(ctx context.Context, obj *layout.Object) error {
+	return o.Retry(ctx, func(ctx context.Context, _ func()) error {
+		res, err := o.do(ctx, o.file(o.hub, obj), "bytes=0-0", true)
+		if err != nil {
+			return err
+		}
+		_ = res.Body.Close() // its header says it all
+		if res.StatusCode >= 400 && res.StatusCode != http.StatusRequestedRangeNotSatisfiable {
+			return o.explain(o.source, res)
+		}
+		return nil
+	})
 }
 
 func (o *Repo) list(ctx context.Context) ([]*layout.Object, error) {
