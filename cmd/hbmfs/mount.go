@@ -63,7 +63,7 @@ func (c *mountCommand) bind(cmd *cobra.Command) *cobra.Command {
 func mountHelp() string {
 	var addresses strings.Builder
 	for _, s := range address.Schemes() {
-		fmt.Fprintf(&addresses, "  %-19s  %s\n", s.Form, strings.ReplaceAll(s.Help, "\n", "\n"+strings.Repeat(" ", 23)))
+		fmt.Fprintf(&addresses, "  %-19s  %s\n", s.Form, s.Help)
 	}
 	return `Mount the dataset SOURCE read-only at MOUNTPOINT. The command returns when the mount can be used, and leaves a daemon behind.
 With -f it stays in the foreground. hbmfs makes a MOUNTPOINT that is missing, and removes it after the mount.

@@ -12,7 +12,7 @@ import (
 type Scheme struct {
 	Names   []string // before ://
 	Form    string   // how the address is written, for people
-	Help    string   // further lines of hbmfs mount --help: options and credentials
+	Help    string   // what hbmfs mount --help says of it, in one line: options and credentials
 	Options []string // keys of the query that a Kubernetes volume may name; nil where it may have no query
 	Secrets []string // keys of a Kubernetes secret with its credentials; nil where it has none. An address of the others takes anonymous=true
 	// SecretFile is the variable of the environment that names a file with the one secret in it. "" stands for AWS's credentials file, which has
@@ -32,7 +32,7 @@ func Schemes() []Scheme {
 		},
 		{
 			Names: []string{"hf"}, Form: "hf://ORG/NAME",
-			Help: "a model of the Hugging Face Hub; hf://datasets/ORG/NAME is a dataset, and @REVISION and /PATH may follow.\n" +
+			Help: "a model of the Hugging Face Hub; hf://datasets/ORG/NAME is a dataset, and @REVISION and /PATH may follow. " +
 				"The token is found where the Hub's tools find it: HF_TOKEN, or hf auth login. HF_ENDPOINT names a mirror",
 			Options: []string{"endpoint"}, Secrets: []string{"HF_TOKEN"}, SecretFile: "HF_TOKEN_PATH",
 		},
