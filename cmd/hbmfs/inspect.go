@@ -12,6 +12,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/internal/commands/inspect"
 	"github.com/hbmfs/hbmfs/internal/daemon/dataset"
+	"github.com/hbmfs/hbmfs/internal/text/address"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -34,10 +35,11 @@ func newInspectCommand() *cobra.Command {
 	cmd := c.work(&cobra.Command{
 		Use:   "inspect SOURCE",
 		Short: "Describe a dataset: its format, its views, and problems",
-		Long: `Recognize the formats of a directory, a file or an s3:// or http:// source, and read their indexes in full. List sets of shards, views, and
-every problem found. The exit code is 3 when there are problems.
+		Long: `Recognize the formats of a directory, a file or an address (` + address.Forms("or") + `), and read their indexes in full.
+List sets of shards, views, and every problem found. The exit code is 3 when there are problems.
 
 With --verify the bytes themselves are compared with the checksums of ` + layout.ManifestName + `, which hbmfs pack writes.
+Without one, files of hf:// are compared with the hashes that the Hub has of them: SHA-256, or Git's of small files.
 
 A set is read by a loader as one stream: the shards of one directory, format, split and element type. ALIGN is the largest power
 of two that divides every place where tokens begin: 4096 and more suit direct I/O.

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/hbmfs/hbmfs/internal/text/address"
 	"github.com/hbmfs/hbmfs/internal/text/size"
 )
 
@@ -69,14 +70,14 @@ func (s Spec) Directory() string {
 // Address is the source as hbmfs mount takes it. Nobody who asks anonymously gets the rights of the node.
 func (s Spec) Address() string { return s.anonymous(s.Source) }
 
-func (s Spec) anonymous(address string) string {
-	if s.Auth != AuthAnonymous || !strings.HasPrefix(address, "s3://") {
-		return address
+func (s Spec) anonymous(source string) string {
+	if s.Auth != AuthAnonymous || address.Of(source).Secrets == nil {
+		return source
 	}
-	if strings.Contains(address, "?") {
-		return address + "&anonymous=true" // nothing of it is read here, so nothing gets lost
+	if strings.Contains(source, "?") {
+		return source + "&anonymous=true" // nothing of it is read here, so nothing gets lost
 	}
-	return address + "?anonymous=true"
+	return source + "?anonymous=true"
 }
 
 // Cached tells whether the daemon keeps bytes in the cache directory: those of remote sources, and decoded shards of a
@@ -100,7 +101,7 @@ func (s Spec) MinFree() int64 {
 // Want is a spec with the secrets to serve it with. Its secrets belong into files that only root reads, and nowhere else.
 type Want struct {
 	Spec
-	Credentials []byte // an AWS credentials file, for AuthSecret
+	Credentials []byte // the file that has them, for AuthSecret: AWS's, or the one of [address.Scheme.SecretFile]
 	Token       []byte // of a service account, for AuthPod
 	Group       string // that the directory of a volume shall have which pods change; "" for the one it has
 }

@@ -185,18 +185,20 @@ func TestLiesAboutBytes(t *testing.T) {
 					once := l.once || !errors.Is(l.want, syscall.EIO)
 					return l.web && inS3 || once != (kind == "once")
 				})
-				tellAll(t, inS3, told, patience)
+				tellAll(t, func(t testing.TB, files map[string][]byte, read, list func(x *exchange) bool) *liar {
+					return newLiar(t, inS3, files, read, list)
+				}, told, patience)
 			})
 		}
 	}
 }
 
-func tellAll(t *testing.T, inS3 bool, told map[string]lie, patience time.Duration) {
+func tellAll(t *testing.T, liarOf func(t testing.TB, files map[string][]byte, read, list func(x *exchange) bool) *liar, told map[string]lie, patience time.Duration) {
 	files := map[string][]byte{}
 	for name := range told {
 		files[name] = origintest.Data(300_000+len(name), name[0])
 	}
-	l := newLiar(t, inS3, files, func(x *exchange) bool { told[x.name].tell(x); return true }, nil)
+	l := liarOf(t, files, func(x *exchange) bool { told[x.name].tell(x); return true }, nil)
 	cached := suite.NewDir(t)
 	flags := []string{"--cache-dir", cached, "--cache-segment", "1MiB", "--connections", "128", "--patience"}
 	m := mount(t, l.source(), "", append(flags, patience.String())...)
