@@ -65,7 +65,8 @@ func (c *Client) again(ctx context.Context, t *tries, err error) error {
 	case !c.notice.answered() && cannotAnswer(err):
 		patience = c.opt.Wait
 	}
-	if waited := time.Since(t.since); waited >= patience {
+	waited := time.Since(t.since)
+	if waited >= patience {
 		if errors.Is(err, io.EOF) { // how a server hangs up; readers would take it for the object's end
 			err = errors.New(err.Error())
 		}
@@ -73,13 +74,13 @@ func (c *Client) again(ctx context.Context, t *tries, err error) error {
 			return fmt.Errorf("%w: %w: check its address, or wait for it (--wait)", ErrUnreachable, err)
 		}
 		return fmt.Errorf("%w: %w", ErrUnreachable, err)
-	} else if waited >= soon {
+	} else if waited >= soon || asked(err) > soon {
 		c.notice.say(c.opt.Retrying, err)
 	}
 	if errors.Is(err, errYielded) { // its next turn is late enough
 		return nil
 	}
-	return pause.For(ctx, t.wait.NextBackOff())
+	return pause.For(ctx, max(t.wait.NextBackOff(), min(asked(err), patience-waited)))
 }
 
 // cannotAnswer tells errors that mean that no server is there, or none that is trusted. An origin that has answered

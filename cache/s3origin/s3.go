@@ -141,6 +141,9 @@ func (o *Bucket) get(ctx context.Context, client *minio.Client, obj *layout.Obje
 		if err = o.explain(err); errors.Is(err, fs.ErrNotExist) {
 			err = fmt.Errorf("%w: %w", err, cache.ErrChanged)
 		}
+		if res != nil {
+			err = fetch.Later(err, res.Header)
+		}
 		return nil, err
 	}
 	o.rotation.worked(o.creds)
