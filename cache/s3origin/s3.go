@@ -155,7 +155,7 @@ func (o *Bucket) get(ctx context.Context, client *minio.Client, obj *layout.Obje
 func (o *Bucket) Dir() string { return o.source.dir }
 
 // SetDir has the origin, which was listed before by another process, go on with the directory of that one.
-func (o *Bucket) SetDir(dir string) { o.source.dir = dir }
+func (o *Bucket) SetDir(dir string) error { o.source.dir = dir; return nil }
 
 func (o *Bucket) key(name string) string { return o.source.dir + name }
 

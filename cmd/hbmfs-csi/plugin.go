@@ -13,6 +13,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/csi/plugin"
 	"github.com/hbmfs/hbmfs/internal/csi/registration"
 	"github.com/hbmfs/hbmfs/internal/csi/rpc"
+	"github.com/hbmfs/hbmfs/internal/text/address"
 )
 
 // Defaults that both roles share.
@@ -49,7 +50,8 @@ node-driver-registrar and livenessprobe of Kubernetes do that work.
 
 A volume says what it shows in its attributes. Only source is needed, but for KV volumes:
 
-  source          an absolute directory of the node (below hbmfs-csi host --allow-source), s3://BUCKET/PREFIX, http(s)://HOST/PATH
+  source          an absolute directory of the node (below hbmfs-csi host --allow-source), or an address:
+                  ` + address.Forms("or") + `
   format, dtype   when the dataset is not recognized by itself
   cacheSize, cacheMinFree, cacheSegment           the node's cache, as in 2TiB; the first two of persistent volumes only
   connections, patience                           requests to the source at once; how long it may give nothing, as in 2m

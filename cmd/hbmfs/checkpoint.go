@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/internal/mounts/mountpoint"
+	"github.com/hbmfs/hbmfs/internal/text/address"
 	"github.com/hbmfs/hbmfs/internal/text/cli"
 	"github.com/hbmfs/hbmfs/internal/text/progress"
 	"github.com/hbmfs/hbmfs/internal/text/size"
@@ -61,7 +62,7 @@ PART is counted from 1, where nodes keep parts of a checkpoint on disks of their
 		if patience <= 0 {
 			return cli.Mistakef("--patience %v: want a time such as 30s", patience)
 		}
-		if cli.IsRemote(paths[0]) {
+		if address.IsRemote(paths[0]) {
 			list = func() ([]checkpoint.Entry, error) { return drain.List(ctx, paths[0], patience) }
 		}
 		all, err := list()

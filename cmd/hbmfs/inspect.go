@@ -12,6 +12,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/internal/commands/inspect"
 	"github.com/hbmfs/hbmfs/internal/daemon/dataset"
+	"github.com/hbmfs/hbmfs/internal/text/address"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -34,8 +35,8 @@ func newInspectCommand() *cobra.Command {
 	cmd := c.work(&cobra.Command{
 		Use:   "inspect SOURCE",
 		Short: "Say what a dataset is, which views it has, and what is wrong with it",
-		Long: `Recognize the formats of a directory, a file or an s3:// or http:// source, and read their indexes in full. List sets of shards, views, and
-every problem found. The exit code is 3 when there are problems.
+		Long: `Recognize the formats of a directory, a file or an address (` + address.Forms("or") + `), and read their indexes in full.
+List sets of shards, views, and every problem found. The exit code is 3 when there are problems.
 
 With --verify the bytes themselves are compared with the checksums of ` + layout.ManifestName + `, which hbmfs pack writes.
 

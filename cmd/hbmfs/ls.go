@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/hbmfs/hbmfs/internal/daemon/dataset"
+	"github.com/hbmfs/hbmfs/internal/text/address"
 	"github.com/hbmfs/hbmfs/internal/text/cli"
 	"github.com/hbmfs/hbmfs/layout"
 )
@@ -23,8 +24,8 @@ func newLsCommand() *cobra.Command {
 	cmd := c.work(&cobra.Command{
 		Use:   "ls SOURCE",
 		Short: "List the files of a source without mounting it: their sizes, dates and names",
-		Long: `List the files that a mount of SOURCE would show: size in bytes, date of the last change, name. SOURCE is a directory, s3://BUCKET/PREFIX
-or http(s)://HOST/DIRECTORY/, as of hbmfs mount. No byte of a file is read.
+		Long: `List the files that a mount of SOURCE would show: size in bytes, date of the last change, name. SOURCE is a directory or an address,
+as of hbmfs mount: ` + address.Forms("or") + `. No byte of a file is read.
 
 Files that a mount would leave out, or that may not be read, are named with the reason, and the exit code is 3.`,
 		Example: "  hbmfs ls s3://bucket/pile\n  hbmfs ls https://host/pile/\n  hbmfs ls --json s3://bucket/pile | jq '[.files[].size] | add'",

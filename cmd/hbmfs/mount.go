@@ -2,13 +2,16 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/hbmfs/hbmfs/internal/daemon"
+	"github.com/hbmfs/hbmfs/internal/text/address"
 	"github.com/hbmfs/hbmfs/internal/text/cli"
 	"github.com/hbmfs/hbmfs/internal/text/manpage"
 	"github.com/hbmfs/hbmfs/internal/text/size"
@@ -32,7 +35,7 @@ func newMountCommand() *cobra.Command {
 	return c.bind(&cobra.Command{
 		Use:   mountName + " SOURCE MOUNTPOINT",
 		Short: "Mount a dataset",
-		Long:  mountHelp,
+		Long:  mountHelp(),
 		Example: `  hbmfs mount /data/pile /mnt/pile
   hbmfs mount -f --allow-other --log-level debug /data/pile /mnt/pile
   hbmfs mount s3://datasets/pile /mnt/pile --cache-dir /nvme/hbmfs --cache-size 2TiB`,
@@ -57,12 +60,19 @@ func (c *mountCommand) bind(cmd *cobra.Command) *cobra.Command {
 	return cmd
 }
 
-const mountHelp = `Mount the dataset SOURCE read-only at MOUNTPOINT. The command returns when the mount can be used, and leaves a daemon behind.
+func mountHelp() string {
+	var addresses strings.Builder
+	for _, s := range address.Schemes() {
+		fmt.Fprintf(&addresses, "  %-19s  %s\n", s.Form, strings.ReplaceAll(s.Help, "\n", "\n"+strings.Repeat(" ", 23)))
+	}
+	return `Mount the dataset SOURCE read-only at MOUNTPOINT. The command returns when the mount can be used, and leaves a daemon behind.
 With -f it stays in the foreground. hbmfs makes a MOUNTPOINT that is missing, and removes it after the mount.
 
-SOURCE is a directory, or an address: s3://BUCKET/PREFIX (?endpoint=http://HOST:PORT&region=...), or
-http(s)://HOST/DIRECTORY/ with an index in it. The cache in --cache-dir, on a local disk, keeps the bytes of an address, so that
-hbmfs fetches them once. Without --cache-dir every read goes to the network. hbmfs finds credentials where AWS's tools find them.
+SOURCE is a directory, or an address:
+
+` + addresses.String() + `
+The cache in --cache-dir, on a local disk, keeps the bytes of an address, so that hbmfs fetches them once. Without --cache-dir every
+read goes to the network.
 
 The mount shows every file of SOURCE as it is, and views of the dataset in MOUNTPOINT/.hbmfs/views. Listings leave .hbmfs out, so
 that loaders do not read the data twice:
@@ -87,6 +97,7 @@ checkpoints or kv chooses hbmfs checkpoint mount or hbmfs kv mount:
   /data/pile  /mnt/pile  fuse.hbmfs  ro,allow_other,nofail              0  0
   /nvme/ckpt  /mnt/ckpt  fuse.hbmfs  checkpoints,allow_other,nofail     0  0
   /nvme/kv    /mnt/kv    fuse.hbmfs  kv,size=200GiB,allow_other,nofail  0  0`
+}
 
 // addFlags adds the flags of every mount, and those of datasets.
 func (c *mountCommand) addFlags(cmd *cobra.Command) {

@@ -13,16 +13,18 @@ import (
 	"github.com/hbmfs/hbmfs/internal/daemon/dataset"
 	"github.com/hbmfs/hbmfs/internal/pack"
 	"github.com/hbmfs/hbmfs/internal/pack/tokenizer"
+	"github.com/hbmfs/hbmfs/internal/text/address"
 	"github.com/hbmfs/hbmfs/internal/text/cli"
 	"github.com/hbmfs/hbmfs/internal/text/progress"
 	"github.com/hbmfs/hbmfs/internal/text/size"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-const packLong = `Pack writes shards of tokens from texts, or from a dataset that is tokenized already.
+func packLong() string {
+	return `Pack writes shards of tokens from texts, or from a dataset that is tokenized already.
 
-A SOURCE is a file, a directory, a glob, or an address: s3://BUCKET/PREFIX, https://HOST/FILE. Pack knows files by their
-content:
+A SOURCE is a file, a directory, a glob, or an address: ` + address.Forms("or") + `. Pack knows files by
+their content:
   text                 one document
   JSON Lines           a document a line, under --text-key
   a JSON array         a document an object, under --text-key
@@ -51,6 +53,7 @@ Several machines share the work by --part: each packs one part into a directory 
 parts what one run would have made. Parts are cut by the sizes of the sources' files, which must be the same everywhere.
 
 hbmfs-manifest.json, beside the shards, holds sizes, counts and checksums: hbmfs inspect --verify checks them.`
+}
 
 const packExample = `  hbmfs pack corpus/ out/
   hbmfs pack --to nanogpt --val-fraction 0.0005 web.jsonl out/
@@ -76,7 +79,7 @@ func newPackCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "pack SOURCE... OUT [flags]\n  hbmfs pack --join OUT PART... [flags]",
 		Short:   "Tokenize text, or rewrite a token dataset, into shards of any format",
-		Long:    packLong,
+		Long:    packLong(),
 		Example: packExample,
 		Args: func(_ *cobra.Command, args []string) error {
 			if o.Tokenizer != "list" && len(args) < 2 {

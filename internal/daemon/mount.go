@@ -14,6 +14,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/mounts/onmount"
 	"github.com/hbmfs/hbmfs/internal/mounts/ready"
 	"github.com/hbmfs/hbmfs/internal/sys/aside"
+	"github.com/hbmfs/hbmfs/internal/text/address"
 	"github.com/hbmfs/hbmfs/internal/text/cli"
 )
 
@@ -98,7 +99,7 @@ func (m *Mount) check(ctx context.Context) error {
 	if err := m.checkPoint(ctx); err != nil {
 		return err
 	}
-	if m.Options.Frozen && (m.Checkpoints.On || m.KV.On || m.Dataset.Strict || m.Dataset.CacheDir != "" || cli.IsRemote(m.Source)) {
+	if m.Options.Frozen && (m.Checkpoints.On || m.KV.On || m.Dataset.Strict || m.Dataset.CacheDir != "" || address.IsRemote(m.Source)) {
 		return cli.Mistakef("--frozen is for a directory that is mounted as a dataset, as it is: give no address, --cache-dir or --strict with it")
 	}
 	if err := m.Checkpoints.check(m); err != nil {
@@ -161,7 +162,7 @@ func (m *Mount) clearDead(ctx context.Context, place *mountpoint.Location) error
 // checkVolume refuses a source and flags that are of no use for a volume that programs write to. what names what is written, and owners says why
 // files have theirs.
 func (m *Mount) checkVolume(volume, what, owners string) error {
-	if cli.IsRemote(m.Source) {
+	if address.IsRemote(m.Source) {
 		return cli.Mistakef("%s: %s is an address, and %s written to a local disk: name a directory", volume, m.Source, what)
 	}
 	if m.Options.Layout.Format != "" || len(m.Select) > 0 || m.Dataset.CacheDir != "" || m.Options.UID != nil || m.Options.GID != nil {

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/internal/mounts/handover"
-	"github.com/hbmfs/hbmfs/internal/text/cli"
+	"github.com/hbmfs/hbmfs/internal/text/address"
 )
 
 // checkPoint makes sure that a directory can be mounted on, or made for it where only its last name is missing: [places.makePoint]
@@ -103,7 +103,7 @@ func (p *places) Adopt(section []byte) error {
 // absolute makes the paths independent of the working directory.
 func (p *places) absolute() error {
 	for _, path := range []*string{&p.Source, &p.Log, &p.CacheDir} {
-		if *path == "" || cli.IsRemote(*path) {
+		if *path == "" || address.IsRemote(*path) {
 			continue
 		}
 		abs, err := filepath.Abs(*path)

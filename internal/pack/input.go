@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/hbmfs/hbmfs/internal/pack/corpus"
+	"github.com/hbmfs/hbmfs/internal/text/address"
 	"github.com/hbmfs/hbmfs/internal/text/cli"
 	"github.com/hbmfs/hbmfs/layout"
 )
@@ -109,7 +110,7 @@ func (o *Options) tokensOf(ctx context.Context, source string, c *corpus.Corpus)
 	if o.From != "" && o.From != "auto" && o.From != "tokens" {
 		return nil, nil
 	}
-	if cli.IsRemote(source) {
+	if address.IsRemote(source) {
 		if o.From != "tokens" {
 			return nil, nil
 		}

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/hbmfs/hbmfs/internal/text/address"
 	"github.com/hbmfs/hbmfs/internal/text/size"
 )
 
@@ -192,7 +193,7 @@ func mergeGroup(values map[string]string, r Request) error {
 const maxSource = 4096
 
 func checkSource(source string) error {
-	const want = "want an absolute directory of the node, s3://BUCKET/PREFIX, or http(s)://HOST/PATH"
+	want := "want an absolute directory of the node, " + address.Forms("or")
 	if source == "" {
 		return invalid("volume attribute source is missing: %s", want)
 	}
@@ -225,34 +226,34 @@ func checkText(attribute, text, want string) error {
 }
 
 // checkAddress refuses values that are no address of a source, or of another attribute.
-func checkAddress(attribute, address, want string) error {
-	if err := checkText(attribute, address, want); err != nil {
+func checkAddress(attribute, source, want string) error {
+	if err := checkText(attribute, source, want); err != nil {
 		return err
 	}
-	u, err := url.Parse(address)
+	u, err := url.Parse(source)
 	if err != nil { // whose text would show a possible password
 		return invalid("volume attribute %s is no address: %s", attribute, want)
 	}
+	scheme := address.Of(source)
 	switch {
-	case u.Host == "" || !slices.Contains([]string{"s3", "http", "https"}, u.Scheme):
+	case u.Host == "" || scheme.Names == nil:
 		return invalid("volume attribute %s=%q: %s", attribute, u.Redacted(), want)
 	case u.User != nil:
 		return invalid("volume attribute %s has credentials in it, where everybody sees them: put them into a secret", attribute)
-	case u.Scheme != "s3" && u.RawQuery != "":
+	case scheme.Options == nil && u.RawQuery != "":
 		return invalid("volume attribute %s has a query, which may sign the address and would be seen by everybody: leave it out", attribute)
-	case strings.Contains(address, "#"):
+	case strings.Contains(source, "#"):
 		return invalid("volume attribute %s has a # in it, which ends an address: write it as %%23", attribute)
 	}
-	return checkQuery(attribute, u.RawQuery)
+	return checkQuery(attribute, u.RawQuery, scheme.Options)
 }
 
-// checkQuery refuses options of an s3:// address that hbmfs would not take: with one that gets lost, another server is asked.
-func checkQuery(attribute, text string) error {
+// checkQuery refuses options of an address that hbmfs would not take: with one that gets lost, another server is asked.
+func checkQuery(attribute, text string, known []string) error {
 	query, err := url.ParseQuery(text)
 	if err != nil {
 		return invalid("volume attribute %s has a query that cannot be read (%v): want KEY=VALUE&KEY=VALUE", attribute, err)
 	}
-	known := []string{"endpoint", "region", "path_style"}
 	for _, key := range slices.Sorted(maps.Keys(query)) {
 		switch values := query[key]; {
 		case key == "profile", key == "anonymous":
@@ -270,6 +271,7 @@ func checkQuery(attribute, text string) error {
 
 // authenticate settles the credentials by which the source is asked.
 func (w *Want) authenticate(r Request, values map[string]string) error {
+	scheme := address.Of(w.Asked())
 	role, how := values["roleArn"], cmp.Or(values["authentication"], "auto")
 	if why := oneOf("auto", AuthAnonymous, AuthSecret, AuthPod)(how); why != "" {
 		return invalid("volume attribute authentication=%q: %s", how, why)
@@ -294,8 +296,10 @@ func (w *Want) authenticate(r Request, values map[string]string) error {
 		return invalid("a secret is for sources and drains, and a KV volume has neither: leave it out")
 	case w.Checkpoints && how != AuthAnonymous && w.Drain == "":
 		return invalid("volume attributes authentication, roleArn and secrets are for the drain of a checkpoint volume, and this one has none: leave them out")
-	case how != AuthAnonymous && !strings.HasPrefix(w.Asked(), "s3://"):
-		return invalid("volume attributes authentication, roleArn and secrets are for s3:// sources, and source is %s: leave them out", w.Source)
+	case how != AuthAnonymous && scheme.Secrets == nil:
+		return invalid("volume attributes authentication, roleArn and secrets are for %s sources, and source is %s: leave them out", address.WithSecrets(), w.Source)
+	case role != "" && !scheme.Role:
+		return invalid("volume attribute roleArn is not for %s sources: leave it out", scheme.Names[0])
 	case how != AuthPod && role != "":
 		return invalid("volume attribute roleArn contradicts authentication=%s: a role is taken with the pod's token", how)
 	case how == AuthPod && role == "":
@@ -322,7 +326,7 @@ func (w *Want) useSecrets(r Request) error {
 		return nil
 	}
 	text := "[default]\n"
-	keys := []string{"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"}
+	keys := address.Of(w.Asked()).Secrets
 	for _, name := range slices.Sorted(maps.Keys(r.Secrets)) {
 		if !slices.Contains(keys, name) {
 			return invalid("secret key %q is not known: there are %s", name, strings.Join(keys, ", "))

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/hbmfs/hbmfs/internal/text/address"
 	"github.com/hbmfs/hbmfs/internal/text/size"
 )
 
@@ -69,14 +70,14 @@ func (s Spec) Directory() string {
 // Address is the source as hbmfs mount takes it. Nobody who asks anonymously gets the rights of the node.
 func (s Spec) Address() string { return s.anonymous(s.Source) }
 
-func (s Spec) anonymous(address string) string {
-	if s.Auth != AuthAnonymous || !strings.HasPrefix(address, "s3://") {
-		return address
+func (s Spec) anonymous(source string) string {
+	if s.Auth != AuthAnonymous || address.Of(source).Secrets == nil {
+		return source
 	}
-	if strings.Contains(address, "?") {
-		return address + "&anonymous=true" // nothing of it is read here, so nothing gets lost
+	if strings.Contains(source, "?") {
+		return source + "&anonymous=true" // nothing of it is read here, so nothing gets lost
 	}
-	return address + "?anonymous=true"
+	return source + "?anonymous=true"
 }
 
 // Cached tells whether the daemon keeps bytes in the cache directory: those of remote sources, and decoded shards of a

@@ -18,14 +18,14 @@ import (
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/cache/decode"
 	"github.com/hbmfs/hbmfs/cache/fetch"
-	"github.com/hbmfs/hbmfs/cache/httporigin"
-	"github.com/hbmfs/hbmfs/cache/s3origin"
+	"github.com/hbmfs/hbmfs/cache/origins"
 	"github.com/hbmfs/hbmfs/cache/spread"
 	"github.com/hbmfs/hbmfs/cache/store"
 	"github.com/hbmfs/hbmfs/internal/mounts/handover"
 	"github.com/hbmfs/hbmfs/internal/observe/status"
 	"github.com/hbmfs/hbmfs/internal/observe/trace"
 	"github.com/hbmfs/hbmfs/internal/sys/trust"
+	"github.com/hbmfs/hbmfs/internal/text/address"
 	"github.com/hbmfs/hbmfs/internal/text/cli"
 	"github.com/hbmfs/hbmfs/internal/text/size"
 	"github.com/hbmfs/hbmfs/internal/volume/checkpoint"
@@ -83,41 +83,16 @@ func (c *Options) Guard() (*fetch.Guard, error) {
 	return nil, nil
 }
 
-// remoteOrigin is a source that is not on this machine.
-type remoteOrigin interface {
-	store.Upstream
-	spread.Upstream
-	Stats() status.OriginTotals
-}
-
 // openRemote opens a remote source, behind the caches that it names or that stand before it.
-func openRemote(source string, caches []string, opt fetch.Options) (remoteOrigin, error) {
-	var up remoteOrigin
-	switch scheme, _, _ := strings.Cut(source, "://"); scheme {
-	case "s3":
-		s, err := s3origin.Parse(source)
-		if err != nil {
-			return nil, cli.Mistake{Err: err}
-		}
-		if s.Caches != "" && len(caches) > 0 {
-			return nil, cli.Mistakef("the source names caches, and so does --through: give one of them")
-		} else if s.Caches != "" {
-			caches = strings.Split(s.Caches, ",")
-		}
-		o, err := s3origin.Open(s, opt)
-		if err != nil {
-			return nil, err
-		}
-		o.Misfit = misfit
-		up = o
-	case "http", "https":
-		o, err := httporigin.Open(source, opt)
-		if err != nil {
-			return nil, cli.Mistake{Err: err}
-		}
-		up = o
-	default:
-		return nil, cli.Mistakef("source %q: there are s3://, http:// and https://, and directories", source)
+func openRemote(source string, caches []string, opt fetch.Options) (origins.Origin, error) {
+	up, named, err := origins.Open(source, origins.Options{Options: opt, Misfit: misfit})
+	switch {
+	case err != nil:
+		return nil, err
+	case len(named) > 0 && len(caches) > 0:
+		return nil, errors.Join(cli.Mistakef("the source names caches, and so does --through: give one of them"), up.Close())
+	case len(named) > 0:
+		caches = named
 	}
 	if len(caches) == 0 {
 		return up, nil
@@ -129,7 +104,7 @@ func openRemote(source string, caches []string, opt fetch.Options) (remoteOrigin
 	return o, nil
 }
 
-// misfit compares a drained checkpoint with its manifest: see [s3origin.Bucket].
+// misfit compares a drained checkpoint with its manifest: see [origins.Options].
 func misfit(manifest []byte, size func(name string) (int64, bool)) (empty []string, why string) {
 	m, err := checkpoint.ParseManifest(manifest)
 	if err != nil {
@@ -156,7 +131,7 @@ func (s *Dataset) State() handover.State { return s.state }
 
 // state is a listing, as the origin gave it: pinned, and before anything of it was decoded.
 type state struct {
-	Path    string // of a directory; of objects of S3 a slash, and then the directory that their names are relative to
+	Path    string // of a directory; of a remote source a slash, and then where its origin found the objects: see [origins.Placed]
 	Listing []byte
 }
 
@@ -224,10 +199,12 @@ func (s *Dataset) list(c *Options, origin layout.Origin, list func() (*cache.Lis
 	if caches, ok := origin.(*spread.Spread); ok {
 		up = caches.Upstream()
 	}
-	s3, _ := up.(*s3origin.Bucket)
+	placed, _ := up.(origins.Placed)
 	if c.Life.Adopts() {
-		if dir, ok := strings.CutPrefix(s.state.Path, "/"); ok && s3 != nil {
-			s3.SetDir(dir)
+		if dir, ok := strings.CutPrefix(s.state.Path, "/"); ok && placed != nil {
+			if err := placed.SetDir(dir); err != nil {
+				return err
+			}
 		}
 		s.Listing, err = cache.LoadListing(s.state.Listing, origin)
 		return err
@@ -235,8 +212,8 @@ func (s *Dataset) list(c *Options, origin layout.Origin, list func() (*cache.Lis
 	s.Listing, err = list()
 	if err == nil && c.Life != nil {
 		s.state = &state{Listing: s.Listing.Save(make([]byte, 0, entrySize*len(s.Listing.Objects)))}
-		if s3 != nil {
-			s.state.Path = "/" + s3.Dir()
+		if placed != nil {
+			s.state.Path = "/" + placed.Dir()
 		}
 	}
 	return err
@@ -267,7 +244,7 @@ func (c *Options) idle(from string) (notes []string) {
 			notes = append(notes, f.flag+" has no effect without --cache-dir")
 		}
 	}
-	if len(c.Caches) > 0 && !cli.IsRemote(from) {
+	if len(c.Caches) > 0 && !address.IsRemote(from) {
 		notes = append(notes, "--through has no effect: "+from+" is a directory, and is asked itself")
 	}
 	return notes
@@ -292,14 +269,14 @@ func Open(ctx context.Context, from string, c *Options, log *slog.Logger, note f
 		return s, cli.Mistakef("--decode needs --cache-dir: decoded files are kept there")
 	}
 	s.Notes = append(s.Notes, c.idle(from)...)
-	if !cli.IsRemote(from) {
+	if !address.IsRemote(from) {
 		if err := s.openDir(ctx, from, c); err != nil || c.CacheDir == "" {
 			return s, err
 		}
 		return s, s.keepDecoded(ctx, c, log)
 	}
 	if c.Strict {
-		return s, cli.Mistakef("--strict is for directories: objects of %s are pinned by their ETag", from)
+		return s, cli.Mistakef("--strict is for directories: objects of %s are pinned by their ETag or version", from)
 	}
 	opt, err := c.requests(log, note, tracer)
 	if err != nil {
@@ -362,7 +339,7 @@ func (c *Options) requests(log *slog.Logger, note func(string), tracer *trace.Tr
 
 // keep has a remote source read through a cache, its compressed shards decoded. The indexes of compressed shards are
 // kept, too, and fetched once. The shards come past the cache, which keeps them decoded.
-func (s *Dataset) keep(ctx context.Context, origin remoteOrigin, c *Options, log *slog.Logger) error {
+func (s *Dataset) keep(ctx context.Context, origin origins.Origin, c *Options, log *slog.Logger) error {
 	kept, err := s.openStore(c, log)
 	if err != nil {
 		return err

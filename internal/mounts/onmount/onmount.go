@@ -18,7 +18,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/mounts/mountpoint"
 	"github.com/hbmfs/hbmfs/internal/sys/aside"
 	"github.com/hbmfs/hbmfs/internal/sys/pause"
-	"github.com/hbmfs/hbmfs/internal/text/cli"
+	"github.com/hbmfs/hbmfs/internal/text/address"
 )
 
 // env marks the process that does the work of a command on a mount.
@@ -54,7 +54,7 @@ func Do(ctx context.Context, paths []string, stderr io.Writer, work func(ctx con
 func Mounts(paths []string) (mounts []*mountpoint.Location, err error) {
 	seen := map[string]bool{}
 	for _, path := range paths {
-		if cli.IsRemote(path) {
+		if address.IsRemote(path) {
 			continue
 		}
 		place, err := mountpoint.Locate(path)

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/hbmfs/hbmfs/internal/text/cli"
+	"github.com/hbmfs/hbmfs/internal/text/address"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -69,7 +69,7 @@ func (c *Corpus) Add(ctx context.Context, source string) error {
 }
 
 func (c *Corpus) list(ctx context.Context, source string) error {
-	if cli.IsRemote(source) {
+	if address.IsRemote(source) {
 		return c.addRemote(ctx, source)
 	}
 	info, err := os.Stat(source)

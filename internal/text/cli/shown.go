@@ -14,9 +14,3 @@ func Printable(text string) string {
 		return r
 	}, text)
 }
-
-// IsRemote reports whether a source is an address and not a path.
-func IsRemote(source string) bool {
-	scheme, _, found := strings.Cut(source, "://")
-	return found && scheme != "" && !strings.ContainsAny(scheme, "/.")
-}

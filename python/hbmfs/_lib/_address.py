@@ -7,6 +7,7 @@ from typing import Any
 
 from ..errors import InvalidError
 
+_SCHEMES = ("s3", "http", "https")
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
@@ -16,6 +17,6 @@ def refuse(path: Any) -> None:
     found = _ADDRESS.match(name) if isinstance(name, str) else None
     if found is None:
         return
-    if found[1].lower() in ("s3", "http", "https"):
+    if found[1].lower() in _SCHEMES:
         raise InvalidError(f"{name} is an address: mount it first, by `hbmfs mount {shlex.quote(name)} /mnt/data --cache-dir DIR`, and open /mnt/data")
-    raise InvalidError(f"{name} is an address that hbmfs does not read: copy the data to a local directory, or to one that s3:// or https:// names")
+    raise InvalidError(f"{name} is an address that hbmfs does not read: copy the data to a local directory, or to where a mount can read it ({', '.join(_SCHEMES)})")

@@ -1,0 +1,72 @@
+// Package origins opens the origin that an address names. The schemes are those of package address.
+package origins
+
+import (
+	"strings"
+
+	"github.com/hbmfs/hbmfs/cache/fetch"
+	"github.com/hbmfs/hbmfs/cache/httporigin"
+	"github.com/hbmfs/hbmfs/cache/s3origin"
+	"github.com/hbmfs/hbmfs/cache/spread"
+	"github.com/hbmfs/hbmfs/cache/store"
+	"github.com/hbmfs/hbmfs/internal/observe/status"
+	"github.com/hbmfs/hbmfs/internal/text/address"
+	"github.com/hbmfs/hbmfs/internal/text/cli"
+)
+
+// Origin is a source that is not on this machine.
+type Origin interface {
+	store.Upstream
+	spread.Upstream
+	Stats() status.OriginTotals
+}
+
+// Placed is an origin whose List finds out where its objects lie. The next daemon of a mount goes on there, and does not list again.
+type Placed interface {
+	Dir() string
+	SetDir(dir string) error
+}
+
+// Options say how an origin is asked.
+type Options struct {
+	fetch.Options
+	Misfit func(manifest []byte, size func(name string) (bytes int64, there bool)) (empty []string, why string) // see [s3origin.Bucket]
+}
+
+// openers are the schemes' ways to open an address. caches are the URLs that the address itself names to be asked before the origin.
+func openers() map[string]func(source string, opt Options) (o Origin, caches []string, err error) {
+	return map[string]func(string, Options) (Origin, []string, error){"s3": openS3, "http": openHTTP}
+}
+
+// Open opens the origin that an address names. A mistake in the address is a [cli.Mistake].
+func Open(source string, opt Options) (o Origin, caches []string, err error) {
+	scheme := address.Of(source)
+	if scheme.Names == nil {
+		return nil, nil, cli.Mistakef("source %q: there are %s, and directories", source, address.Known())
+	}
+	return openers()[scheme.Names[0]](source, opt)
+}
+
+func openS3(source string, opt Options) (Origin, []string, error) {
+	s, err := s3origin.Parse(source)
+	if err != nil {
+		return nil, nil, cli.Mistake{Err: err}
+	}
+	o, err := s3origin.Open(s, opt.Options)
+	if err != nil {
+		return nil, nil, err
+	}
+	o.Misfit = opt.Misfit
+	if s.Caches == "" {
+		return o, nil, nil
+	}
+	return o, strings.Split(s.Caches, ","), nil
+}
+
+func openHTTP(source string, opt Options) (Origin, []string, error) {
+	o, err := httporigin.Open(source, opt.Options)
+	if err != nil {
+		return nil, nil, cli.Mistake{Err: err}
+	}
+	return o, nil, nil
+}

@@ -1,0 +1,90 @@
+// Package address knows the schemes of sources that are not on this machine: how an address is written, which options it
+// takes, and where its credentials come from. Commands, the CSI driver and error messages ask it. Package cache/origins opens
+// addresses.
+package address
+
+import (
+	"slices"
+	"strings"
+)
+
+// Scheme is a kind of address.
+type Scheme struct {
+	Names   []string // before ://
+	Form    string   // how the address is written, for people
+	Help    string   // further lines of hbmfs mount --help: options and credentials
+	Options []string // keys of the query that a Kubernetes volume may name; nil where it may have no query
+	Secrets []string // keys of a Kubernetes secret with its credentials; nil where it has none. An address of the others takes anonymous=true
+	Role    bool     // it takes a role by the token of a pod's service account
+}
+
+// Schemes are all schemes, in the order of help.
+func Schemes() []Scheme {
+	return []Scheme{
+		{
+			Names: []string{"s3"}, Form: "s3://BUCKET/PREFIX",
+			Help:    "?endpoint=http://HOST:PORT&region=...; credentials are found where AWS's tools find them",
+			Options: []string{"endpoint", "region", "path_style"},
+			Secrets: []string{"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"}, Role: true,
+		},
+		{
+			Names: []string{"http", "https"}, Form: "http(s)://HOST/PATH",
+			Help: "one file, or a directory (with a slash at its end) that has an index, or that its server lists",
+		},
+	}
+}
+
+// Of returns the scheme of a source; of a path, and of an address that nothing opens, one without names.
+func Of(source string) Scheme {
+	name, _, found := strings.Cut(source, "://")
+	all := Schemes()
+	if i := slices.IndexFunc(all, func(s Scheme) bool { return slices.Contains(s.Names, name) }); found && i >= 0 {
+		return all[i]
+	}
+	return Scheme{}
+}
+
+// IsRemote reports whether a source is an address and not a path.
+func IsRemote(source string) bool {
+	scheme, _, found := strings.Cut(source, "://")
+	return found && scheme != "" && !strings.ContainsAny(scheme, "/.")
+}
+
+// Forms lists how addresses are written, the last after a conjunction such as "or".
+func Forms(conjunction string) string {
+	var forms []string
+	for _, s := range Schemes() {
+		forms = append(forms, s.Form)
+	}
+	return join(forms, conjunction)
+}
+
+// Known lists the schemes, each as NAME://.
+func Known() string {
+	var names []string
+	for _, s := range Schemes() {
+		for _, name := range s.Names {
+			names = append(names, name+"://")
+		}
+	}
+	return join(names, "and")
+}
+
+// WithSecrets lists the schemes that take a secret, each as NAME://.
+func WithSecrets() string {
+	var names []string
+	for _, s := range Schemes() {
+		if s.Secrets != nil {
+			names = append(names, s.Names[0]+"://")
+		}
+	}
+	return join(names, "and")
+}
+
+func join(words []string, conjunction string) string {
+	last := len(words) - 1
+	if last < 1 {
+		return strings.Join(words, "")
+	}
+	return strings.Join(words[:last], ", ") + " " + conjunction + " " + words[last]
+}
