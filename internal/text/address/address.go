@@ -28,6 +28,12 @@ func Schemes() []Scheme {
 			Secrets: []string{"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"}, Role: true,
 		},
 		{
+			Names: []string{"gs"}, Form: "gs://BUCKET/PREFIX",
+			Help:    "?user_project=PROJECT; credentials are found where Google's tools find them",
+			Options: []string{"endpoint", "user_project"},
+			Secrets: []string{"GOOGLE_APPLICATION_CREDENTIALS"},
+		},
+		{
 			Names: []string{"http", "https"}, Form: "http(s)://HOST/PATH",
 			Help: "one file, or a directory (with a slash at its end) that has an index, or that its server lists",
 		},

@@ -45,7 +45,7 @@ func TestRefusals(t *testing.T) {
 		{"a wrong uid", []string{"--uid", "99999999999", source, point}, 2, "uid"},
 		{"a negative gid", []string{"--gid", "-7", source, point}, 2, "gid"},
 		{"flags that do not fit", []string{"--decode", source, point}, 2, "--decode needs --cache-dir"},
-		{"a source of no kind", []string{"ftp://host/pile", point}, 2, "there are s3://, http"},
+		{"a source of no kind", []string{"ftp://host/pile", point}, 2, "there are s3://"},
 		{"too few arguments", []string{source}, 2, "usage"},
 		{"too many arguments", []string{source, point, point}, 2, "usage"},
 		{"a log that cannot be written", []string{"--log-file", "/proc/no/log", source, point}, 1, "log"},

@@ -201,7 +201,7 @@ func TestMountOfWhatIsNotThere(t *testing.T) {
 		"http://hbmfs.invalid/pile/":              "the origin cannot be reached", // a name that nobody may have
 		s3Source(p, "no-such-bucket"):             "there is no bucket",
 		"s3://bucket?endpoint=nowhere":            "want http://HOST:PORT",
-		"ftp://host/pile":                         "there are s3://, http",
+		"ftp://host/pile":                         "there are s3://",
 		"s3://key:secret@bucket":                  "credentials do not belong in a source",
 	} {
 		point, flags := suite.NewDir(t), []string{}
