@@ -8,6 +8,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -28,14 +29,15 @@ var ErrDamaged = errors.New("the bytes are damaged")
 // Dir is an origin that reads the files below one directory. Names that leave the directory, symbolic links among
 // them, are refused. It is safe for concurrent use.
 type Dir struct {
-	path  string
-	paths []string // by which absolute links lead into it
-	only  string   // the one file that is listed, "" for all
-	by    stampBy
-	root  *os.Root
-	fd    int // the same directory, for openat2
-	files *filePool
-	noACL sync.Map // devices whose files have no access control lists
+	path   string
+	paths  []string // by which absolute links lead into it
+	only   string   // the one file that is listed, "" for all
+	within string   // the directory below the root that names are relative to, with a slash at its end; "" but for a snapshot of the Hub
+	by     stampBy
+	root   *os.Root
+	fd     int // the same directory, for openat2
+	files  *filePool
+	noACL  sync.Map // devices whose files have no access control lists
 
 	readOnly readOnly
 }
@@ -57,12 +59,25 @@ func OpenDir(source string, maxOpen int) (*Dir, error) {
 	case !info.IsDir():
 		return nil, fmt.Errorf("open the source: %s is neither a directory nor a file", source)
 	}
-	return d, d.openRoot(d.path, maxOpen)
+	root, within := snapshot(d.path)
+	d.within = within
+	return d, d.openRoot(root, maxOpen)
+}
+
+// snapshot returns the root of a directory, and where the directory is in it. A snapshot in the cache of Hugging Face's Hub
+// (models--ORG--NAME/snapshots/COMMIT) is links to files of ../../blobs, so its root is the repository's directory.
+func snapshot(dir string) (root, within string) {
+	found := regexp.MustCompile(`^(.*/(?:models|datasets|spaces)--[^/]+)/(snapshots/[0-9a-f]{40}(?:/.*)?)$`).FindStringSubmatch(filepath.Clean(dir))
+	if found == nil {
+		return dir, ""
+	}
+	return found[1], found[2] + "/"
 }
 
 // OpenDirAt opens the directory of a file as an origin, whatever path leads to it now. It is listed already.
 func OpenDirAt(f *os.File, path string, maxOpen int) (*Dir, error) {
 	d := &Dir{path: path}
+	_, d.within = snapshot(path)
 	return d, d.openRoot(fmt.Sprintf("/proc/self/fd/%d", f.Fd()), maxOpen)
 }
 
@@ -74,7 +89,8 @@ func (d *Dir) openRoot(path string, maxOpen int) (err error) {
 		_ = d.root.Close()
 		return fmt.Errorf("open the source: %w", err)
 	}
-	d.paths = []string{strings.TrimRight(d.path, "/")}
+	top, _ := snapshot(d.path)
+	d.paths = []string{strings.TrimRight(top, "/")}
 	if real, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", d.fd)); err == nil { // the path may lead to the mount by now
 		d.paths = append(d.paths, strings.TrimRight(real, "/"))
 	}
@@ -215,16 +231,43 @@ type LinkEntry struct {
 // List walks the directory. The cost is one stat for each file: no file is opened. Files and directories that cannot
 // be read become problems.
 func (d *Dir) List(ctx context.Context) (*Listing, error) {
-	dir, err := d.root.Open(".")
+	dir, err := d.root.Open(path.Join(".", d.within))
 	if err != nil {
 		return nil, fmt.Errorf("list %s: %w", d.path, err)
 	}
+	above, end, err := d.above()
+	defer end()
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("list %s: %w", d.path, err), dir.Close())
+	}
 	l := &Listing{}
-	if err := d.walk(ctx, l, nil, dir, ""); err != nil {
+	if err := d.walk(ctx, l, above, dir, ""); err != nil {
 		return nil, fmt.Errorf("list %s: %w", d.path, err)
 	}
 	l.Check()
 	return l, nil
+}
+
+// above opens the directories from the root to the one that is listed, without it: none where the root is.
+func (d *Dir) above() (above []openDir, end func(), err error) {
+	end = func() {
+		for _, p := range above {
+			_ = unix.Close(p.fd) // it was only looked through
+		}
+	}
+	if d.within == "" {
+		return nil, end, nil
+	}
+	at := d.fd
+	for name := range strings.SplitSeq("./"+path.Dir(path.Clean(d.within)), "/") {
+		next, err := d.pass(at, name)
+		if err != nil {
+			return above, end, err
+		}
+		at, next.base, next.passed = next.fd, name, false
+		above = append(above, next)
+	}
+	return above, end, nil
 }
 
 // ListBelow walks one directory in the root alone, which may have appeared since. Names are relative to the root all the same, and the

@@ -40,10 +40,10 @@ func (d *Dir) open(o *layout.Object) (fd int, at stamp, err error) { return d.op
 func (d *Dir) openBelow(dir int, o *layout.Object) (fd int, at stamp, err error) {
 	// O_NONBLOCK: a shard that became a pipe must not wait for its writer.
 	how := unix.OpenHow{Flags: unix.O_RDONLY | unix.O_CLOEXEC | unix.O_NONBLOCK, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS}
-	name := o.Name
+	name := d.within + o.Name
 	for range 100 { // EAGAIN: something was renamed meanwhile. It is also what a file says that is leased
 		fd, err = unix.Openat2(dir, name, &how)
-		if errors.Is(err, unix.EXDEV) && name == o.Name { // by an absolute link, which may lead below the root all the same
+		if errors.Is(err, unix.EXDEV) && name == d.within+o.Name { // by an absolute link, which may lead below the root all the same
 			if to, missing := d.resolve([]openDir{{fd: d.fd}}, name); missing == nil && to.name != name {
 				name = to.name
 				continue
@@ -88,7 +88,7 @@ func (d *Dir) openSlowly(dir int, o *layout.Object) (int, error) {
 		}
 		defer func() { _ = root.Close() }() // opened for reading: nothing is lost
 	}
-	f, err := root.OpenFile(filepath.FromSlash(o.Name), unix.O_RDONLY|unix.O_NONBLOCK, 0)
+	f, err := root.OpenFile(filepath.FromSlash(d.within+o.Name), unix.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return -1, err
 	}

@@ -76,11 +76,7 @@ func (q *queue) directory(d *Dir, name string) *directory {
 		q.directory(d, strings.TrimSuffix(above, "/"))
 	}
 	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS}
-	below := name
-	if below == "" {
-		below = "."
-	}
-	fd, err := unix.Openat2(d.fd, below, &how)
+	fd, err := unix.Openat2(d.fd, path.Join(".", d.within, name), &how)
 	if err != nil {
 		return nil
 	}

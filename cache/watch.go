@@ -261,12 +261,12 @@ func (w *Watch) compare(e *watched, since int64, changes []Change) []Change {
 // Compare says how an object differs from its listed version; 0: it does not, or the file system does not say.
 func (d *Dir) Compare(o *layout.Object) ChangeKind {
 	var st unix.Stat_t
-	err := unix.Fstatat(d.fd, o.Name, &st, unix.AT_SYMLINK_NOFOLLOW)
+	err := unix.Fstatat(d.fd, d.within+o.Name, &st, unix.AT_SYMLINK_NOFOLLOW)
 	if err == nil && st.Size == o.Size && d.by.stamp(&st).is(o.Version) {
 		return 0
 	}
 	if err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG { // perhaps a link, or a directory that is one now
-		to, missing := d.resolve([]openDir{{fd: d.fd}}, o.Name)
+		to, missing := d.resolve([]openDir{{fd: d.fd}}, d.within+o.Name)
 		switch {
 		case errors.Is(missing, fs.ErrNotExist), errors.Is(missing, unix.ENOTDIR), errors.Is(missing, errNoTarget):
 			return Removed

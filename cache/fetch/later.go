@@ -8,33 +8,38 @@ import (
 	"time"
 )
 
-// later is an error of a server that says when it wants to be asked again.
-type later struct {
-	error
-	after time.Duration
+// Later is an error after which the next attempt should wait, as a server asks by Retry-After. It waits no longer than patience lasts.
+type Later struct {
+	Err   error
+	After time.Duration
 }
 
-func (e *later) Unwrap() error { return e.error }
+func (l Later) Error() string { return l.Err.Error() }
 
-// Later gives an error the Retry-After of the answer that it is of. The next attempt waits for as long, if patience allows that.
-func Later(err error, h http.Header) error {
+func (l Later) Unwrap() error { return l.Err }
+
+// RetryAfter makes an error a [Later] where an answer says how long to wait: in Retry-After, or in the t= of a RateLimit.
+func RetryAfter(h http.Header, err error) error {
 	text := strings.TrimSpace(h.Get("Retry-After"))
+	if _, reset, found := strings.Cut(h.Get("RateLimit"), ";t="); text == "" && found {
+		text = strings.TrimSpace(reset)
+	}
 	after := time.Duration(0)
 	if seconds, bad := strconv.ParseUint(text, 10, 31); bad == nil {
 		after = time.Duration(seconds) * time.Second
 	} else if at, bad := http.ParseTime(text); bad == nil {
 		after = time.Until(at)
 	}
-	if err == nil || after <= 0 {
+	if after <= 0 {
 		return err
 	}
-	return &later{err, after}
+	return Later{err, after}
 }
 
 // asked is the wait that the server of an error wants, 0 where it says none.
 func asked(err error) time.Duration {
-	if e := (*later)(nil); errors.As(err, &e) {
-		return e.after
+	if later := (Later{}); errors.As(err, &later) {
+		return later.After
 	}
 	return 0
 }

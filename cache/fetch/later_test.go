@@ -31,7 +31,7 @@ func TestRetryAfter(t *testing.T) {
 				if left--; left < 0 {
 					return nil
 				}
-				return Later(errors.New("503 Service Unavailable"), http.Header{"Retry-After": {c.says}})
+				return RetryAfter(http.Header{"Retry-After": {c.says}}, errors.New("503 Service Unavailable"))
 			})
 			if took := time.Since(began); took < c.least || took > c.most || errors.Is(err, ErrUnreachable) != c.fails {
 				t.Errorf("%v after %v, want %v to %v, and an error: %v", err, took, c.least, c.most, c.fails)

@@ -79,7 +79,7 @@ func refusal(host string, res *http.Response, text []byte) error {
 	if fetch.Lasting(res.StatusCode) {
 		return fmt.Errorf("%w: %s: %s", fs.ErrPermission, why, remedy(code))
 	}
-	return fetch.Later(errors.New(why), res.Header)
+	return fetch.RetryAfter(res.Header, errors.New(why))
 }
 
 // remedy says what helps against a refusal.
@@ -149,7 +149,7 @@ func (t *tokens) ofMachine(ctx context.Context) (*token, error) {
 	case res.StatusCode == http.StatusNotFound:
 		return t.without("this machine has no service account, as its metadata server says")
 	case res.StatusCode != http.StatusOK:
-		return nil, fetch.Later(fmt.Errorf("the metadata server %s answers %d %s", host, res.StatusCode, http.StatusText(res.StatusCode)), res.Header)
+		return nil, fetch.RetryAfter(res.Header, fmt.Errorf("the metadata server %s answers %d %s", host, res.StatusCode, http.StatusText(res.StatusCode)))
 	}
 	var given struct {
 		Token   string `json:"access_token"`

@@ -230,7 +230,7 @@ func (o *Bucket) explain(k *token, res *http.Response) error {
 	case code != http.StatusForbidden && fetch.Lasting(code):
 		return fmt.Errorf("%w: the server answers %s: check bucket and endpoint", fs.ErrInvalid, text)
 	}
-	return fetch.Later(fmt.Errorf("the server answers %s", text), res.Header)
+	return fetch.RetryAfter(res.Header, fmt.Errorf("the server answers %s", text))
 }
 
 // permissions says what helps a request that was refused.

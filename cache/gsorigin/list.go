@@ -239,17 +239,12 @@ func (o *Bucket) object(it *item) (*layout.Object, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: the server lists %.100q with the size %.40q", fs.ErrInvalid, it.Name, it.Size)
 	}
-	v := version{generation: it.Generation, gzip: strings.EqualFold(it.Encoding, "gzip")}
-	if _, err := parseVersion(v.generation); err != nil && v.generation != "" {
-		return nil, fmt.Errorf("%w: the server lists %.100q with the generation %.40q", fs.ErrInvalid, it.Name, it.Generation)
-	}
+	v := version{generation: it.Generation, crc32c: hexOf(it.CRC32C), gzip: strings.EqualFold(it.Encoding, "gzip")}
 	text := ""
 	if v.generation != "" {
-		v.crc32c = it.CRC32C
-		if _, ok := Sum(v.String()); !ok {
-			v.crc32c = ""
+		if text = v.String(); strings.Trim(v.generation, "0123456789") != "" {
+			return nil, fmt.Errorf("%w: the server lists %.100q with the generation %.40q", fs.ErrInvalid, it.Name, it.Generation)
 		}
-		text = v.String()
 	}
 	return &layout.Object{Name: strings.TrimPrefix(it.Name, o.source.dir), Size: size, ModTime: it.Updated, Version: text, Origin: o}, nil
 }

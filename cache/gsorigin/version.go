@@ -2,27 +2,29 @@ package gsorigin
 
 import (
 	"encoding/base64"
-	"encoding/binary"
+	"encoding/hex"
 	"fmt"
+	"hash/crc32"
 	"io/fs"
 	"net/http"
 	"strings"
 
 	"github.com/hbmfs/hbmfs/cache/fetch"
+	"github.com/hbmfs/hbmfs/layout"
 )
 
-// version is what is known of an object's version. As text it is the generation, and then words: crc32c=BASE64, as Google
-// writes it, and gzip for objects that are stored in this encoding.
+// version is what is known of an object's version. As text it is words: crc32c:HEX, the generation, and gzip for objects that are
+// stored in this encoding.
 type version struct {
 	generation string
-	crc32c     string // base64 of the checksum of all bytes, big-endian; "" where the server does not tell it
+	crc32c     string // of all bytes, in hex; "" where the server does not tell it
 	gzip       bool
 }
 
 func (v version) String() string {
 	text := v.generation
 	if v.crc32c != "" {
-		text += " crc32c=" + v.crc32c
+		text = layout.CRC32CVersion + v.crc32c + " " + text
 	}
 	if v.gzip {
 		text += " gzip"
@@ -31,31 +33,28 @@ func (v version) String() string {
 }
 
 func parseVersion(text string) (v version, err error) {
-	words := strings.Fields(text)
-	if len(words) == 0 || strings.Trim(words[0], "0123456789") != "" {
-		return v, fmt.Errorf("%w: %.100q is no version of an object in Google Cloud Storage", fs.ErrInvalid, text)
-	}
-	v.generation = words[0]
-	for _, w := range words[1:] {
-		if sum, ok := strings.CutPrefix(w, "crc32c="); ok {
+	for _, w := range strings.Fields(text) {
+		if sum, ok := strings.CutPrefix(w, layout.CRC32CVersion); ok {
 			v.crc32c = sum
+		} else if w == "gzip" {
+			v.gzip = true
+		} else {
+			v.generation = w
 		}
-		v.gzip = v.gzip || w == "gzip"
+	}
+	if v.generation == "" || strings.Trim(v.generation, "0123456789") != "" {
+		return v, fmt.Errorf("%w: %.100q is no version of an object in Google Cloud Storage", fs.ErrInvalid, text)
 	}
 	return v, nil
 }
 
-// Sum gives the CRC-32C (Castagnoli) of all bytes of an object by its version.
-func Sum(text string) (crc32c uint32, known bool) {
-	v, err := parseVersion(text)
-	if err != nil {
-		return 0, false
+// hexOf gives a checksum in hex that Google writes in base64, "" for one that is none.
+func hexOf(text string) string {
+	sum, err := base64.StdEncoding.DecodeString(text)
+	if err != nil || len(sum) != crc32.Size {
+		return ""
 	}
-	sum, err := base64.StdEncoding.DecodeString(v.crc32c)
-	if err != nil || len(sum) != 4 {
-		return 0, false
-	}
-	return binary.BigEndian.Uint32(sum), true
+	return hex.EncodeToString(sum)
 }
 
 // of is the version that an answer is of, in the words of the one that was asked for. An object in an encoding comes as it is stored: its header
@@ -67,7 +66,7 @@ func (v version) of(h http.Header, asked string) string {
 	got := version{generation: h.Get("X-Goog-Generation"), gzip: v.gzip}
 	for line := range strings.SplitSeq(strings.Join(h.Values("X-Goog-Hash"), ","), ",") {
 		if sum, ok := strings.CutPrefix(strings.TrimSpace(line), "crc32c="); ok {
-			got.crc32c = sum
+			got.crc32c = hexOf(sum)
 		}
 	}
 	if got.generation == v.generation && (got.crc32c == "" || v.crc32c == "" || got.crc32c == v.crc32c) {

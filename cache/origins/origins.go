@@ -6,6 +6,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/cache/fetch"
 	"github.com/hbmfs/hbmfs/cache/gsorigin"
+	"github.com/hbmfs/hbmfs/cache/hforigin"
 	"github.com/hbmfs/hbmfs/cache/httporigin"
 	"github.com/hbmfs/hbmfs/cache/s3origin"
 	"github.com/hbmfs/hbmfs/cache/spread"
@@ -28,6 +29,9 @@ type Placed interface {
 	SetDir(dir string) error
 }
 
+// Pinned is an origin whose List chooses one of several states of the source, such as a commit. It names the source with it.
+type Pinned interface{ Pinned() string }
+
 // Options say how an origin is asked.
 type Options struct {
 	fetch.Options
@@ -36,7 +40,7 @@ type Options struct {
 
 // openers are the schemes' ways to open an address. caches are the URLs that the address itself names to be asked before the origin.
 func openers() map[string]func(source string, opt Options) (o Origin, caches []string, err error) {
-	return map[string]func(string, Options) (Origin, []string, error){"s3": openS3, "gs": openGS, "http": openHTTP}
+	return map[string]func(string, Options) (Origin, []string, error){"s3": openS3, "gs": openGS, "hf": openHub, "http": openHTTP}
 }
 
 // Open opens the origin that an address names. A mistake in the address is a [cli.Mistake].
@@ -46,6 +50,18 @@ func Open(source string, opt Options) (o Origin, caches []string, err error) {
 		return nil, nil, cli.Mistakef("source %q: there are %s, and directories", source, address.Known())
 	}
 	return openers()[scheme.Names[0]](source, opt)
+}
+
+// Local returns the directory of this machine that an address means under the settings of its scheme, "" where it means no directory.
+func Local(source string) (dir string, err error) {
+	if address.Of(source).Form != "hf://ORG/NAME" || !hforigin.Offline() {
+		return "", nil
+	}
+	s, err := hforigin.Parse(source)
+	if err != nil {
+		return "", cli.Mistake{Err: err}
+	}
+	return s.Cached()
 }
 
 func openS3(source string, opt Options) (Origin, []string, error) {
@@ -74,6 +90,14 @@ func openGS(source string, opt Options) (Origin, []string, error) {
 		return nil, nil, err
 	}
 	return o, nil, nil
+}
+
+func openHub(source string, opt Options) (Origin, []string, error) {
+	s, err := hforigin.Parse(source)
+	if err != nil {
+		return nil, nil, cli.Mistake{Err: err}
+	}
+	return hforigin.Open(s, opt.Options), nil, nil
 }
 
 func openHTTP(source string, opt Options) (Origin, []string, error) {

@@ -141,7 +141,7 @@ func (o *Bucket) get(ctx context.Context, client *minio.Client, obj *layout.Obje
 			err = fmt.Errorf("%w: %w", err, cache.ErrChanged)
 		}
 		if res != nil {
-			err = fetch.Later(err, res.Header)
+			err = fetch.RetryAfter(res.Header, err)
 		}
 		return nil, err
 	}

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -17,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/cache/store"
+	"github.com/hbmfs/hbmfs/layout"
 )
 
 // Open opens a cache that is there: opening alone would make one.
@@ -112,7 +114,8 @@ type Verification struct {
 	Removed   int             `json:"removed"`
 }
 
-// Verify compares all bytes of a cache with their checksums, and takes damaged segments out if it shall.
+// Verify compares all bytes of a cache with their checksums, and objects that are there as a whole with the hash that their version is, where it
+// is one. It takes damaged segments out if it shall.
 func Verify(ctx context.Context, dir string, s *store.Store, remove bool, progress func(doing string, total int64, bytes bool) (add func(int64), end func())) (*Verification, error) {
 	total := int64(0)
 	if err := s.Segments(ctx, false, func(g store.Segment) error { total += g.Bytes; return nil }); err != nil {
@@ -122,22 +125,67 @@ func Verify(ctx context.Context, dir string, s *store.Store, remove bool, progre
 	defer end()
 	began := time.Now()
 	found := &Verification{Directory: dir, Damaged: []store.Segment{}}
-	err := s.Segments(ctx, true, func(g store.Segment) error {
-		add(g.Bytes)
-		found.Segments++
-		found.Bytes += g.Bytes
-		if g.Damage == "" {
-			return nil
-		}
+	damaged := func(g store.Segment) error {
 		found.Damaged = append(found.Damaged, g)
 		if !remove {
 			return nil
 		}
 		found.Removed++
 		return s.Remove(g.File)
+	}
+	hashed := map[object][]store.Segment{}
+	err := s.Segments(ctx, true, func(g store.Segment) error {
+		add(g.Bytes)
+		found.Segments++
+		found.Bytes += g.Bytes
+		if g.Damage != "" {
+			return damaged(g)
+		}
+		if layout.VersionHash(g.Version, g.Size) != nil {
+			of := object{g.Source, g.Object, g.Version}
+			hashed[of] = append(hashed[of], g)
+		}
+		return nil
 	})
+	for _, of := range slices.SortedFunc(maps.Keys(hashed), func(a, b object) int { return cmp.Or(cmp.Compare(a.source, b.source), cmp.Compare(a.name, b.name)) }) {
+		if err != nil {
+			break
+		}
+		var wrong error
+		if wrong, err = checkHash(ctx, s, hashed[of]); wrong == nil {
+			continue
+		}
+		for _, g := range hashed[of] {
+			g.Damage = wrong.Error()
+			err = errors.Join(err, damaged(g))
+		}
+	}
 	found.Seconds = time.Since(began).Seconds()
 	return found, err
+}
+
+// object is what segments are of.
+type object struct{ source, name, version string }
+
+// checkHash compares the bytes of an object with its version, where all of them are there.
+func checkHash(ctx context.Context, s *store.Store, all []store.Segment) (wrong, err error) {
+	slices.SortFunc(all, func(a, b store.Segment) int { return cmp.Compare(a.Offset, b.Offset) })
+	h, at := layout.VersionHash(all[0].Version, all[0].Size), int64(0)
+	for _, g := range all {
+		if g.Offset != at { // some are not there, or two mounts keep segments of other sizes
+			return nil, nil
+		}
+		if err := s.Copy(ctx, g, h); errors.Is(err, os.ErrNotExist) { // evicted meanwhile
+			return nil, nil
+		} else if err != nil {
+			return nil, err
+		}
+		at += min(g.Size-g.Offset, g.Bytes)
+	}
+	if at != all[0].Size {
+		return nil, nil
+	}
+	return layout.CheckHash(all[0].Version, h), nil
 }
 
 // Removal is the result of hbmfs cache rm.

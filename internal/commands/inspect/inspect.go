@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"path"
 
 	"golang.org/x/sync/errgroup"
@@ -57,7 +58,7 @@ type View struct {
 	Absent  string `json:"absent,omitempty"`  // why there is none
 }
 
-// Verification is how much was compared with the manifest.
+// Verification is how much was compared with the manifest, or with hashes that the source gave.
 type Verification struct {
 	Files int   `json:"files"`
 	Bytes int64 `json:"bytes"`
@@ -172,6 +173,45 @@ func tryView(ctx context.Context, v *layout.View, r *Report) (View, error) {
 	return out, nil
 }
 
+// verifyVersions compares the bytes of every object whose version is their hash, as those of the Hugging Face Hub are.
+func (opt *Options) verifyVersions(ctx context.Context, v *layout.Volume, r *Report) error {
+	var objects []*layout.Object
+	total := int64(0)
+	for _, o := range v.Objects {
+		if layout.VersionHash(o.Version, o.Size) != nil {
+			objects, total = append(objects, o), total+o.Size
+		}
+	}
+	if len(objects) == 0 {
+		return fmt.Errorf("%s has no %s to verify against: hbmfs pack writes one", r.Source, layout.ManifestName)
+	}
+	add, end := opt.Progress("verifying", total, true)
+	defer end()
+	findings := make([]error, len(objects))
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(4)
+	for i, o := range objects {
+		g.Go(func() error {
+			defer add(o.Size)
+			h := layout.VersionHash(o.Version, o.Size)
+			if _, findings[i] = io.CopyBuffer(h, o.Reader(ctx), make([]byte, 4<<20)); findings[i] == nil {
+				findings[i] = layout.CheckHash(o.Version, h)
+			}
+			return ctx.Err()
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	for i, err := range findings {
+		if err != nil {
+			r.Problems = append(r.Problems, layout.Problem{Object: objects[i].Name, Detail: err.Error()})
+		}
+	}
+	r.Verified = &Verification{len(objects), total}
+	return nil
+}
+
 // verify compares the bytes of every file of the manifest. A difference becomes a problem.
 func (opt *Options) verify(ctx context.Context, v *layout.Volume, r *Report) error {
 	objects := map[string]*layout.Object{}
@@ -180,7 +220,7 @@ func (opt *Options) verify(ctx context.Context, v *layout.Volume, r *Report) err
 	}
 	o := objects[layout.ManifestName]
 	if o == nil {
-		return fmt.Errorf("%s has no %s to verify against: hbmfs pack writes one", r.Source, layout.ManifestName)
+		return opt.verifyVersions(ctx, v, r)
 	}
 	const most = 1 << 30 // a manifest of a petabyte in 1 MiB blocks is larger, and no longer one to hold in memory
 	if o.Size > most {

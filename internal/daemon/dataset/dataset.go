@@ -3,6 +3,7 @@ package dataset
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -115,7 +116,8 @@ func misfit(manifest []byte, size func(name string) (int64, bool)) (empty []stri
 
 // Dataset is an opened source, listed.
 type Dataset struct {
-	Name    string // for people
+	Name    string // for people, with what the source was pinned to
+	key     string // of the source in a cache
 	Listing *cache.Listing
 	Origin  func() status.OriginTotals // of a remote source; nil otherwise
 	Cache   *store.Store               // that keeps its segments; nil for none
@@ -174,7 +176,7 @@ func (s *Dataset) openDir(ctx context.Context, from string, c *Options) error {
 	if err != nil {
 		return err
 	}
-	s.Name, s.closers = dir.Path(), append(s.closers, dir.Close)
+	s.Name, s.key, s.closers = dir.Path(), dir.Path(), append(s.closers, dir.Close)
 	if c.Strict {
 		dir.PinChangeTime()
 	}
@@ -200,6 +202,9 @@ func (s *Dataset) list(c *Options, origin layout.Origin, list func() (*cache.Lis
 		up = caches.Upstream()
 	}
 	placed, _ := up.(origins.Placed)
+	if pinned, ok := up.(origins.Pinned); ok {
+		defer func() { s.Name = pinned.Pinned() }()
+	}
 	if c.Life.Adopts() {
 		if dir, ok := strings.CutPrefix(s.state.Path, "/"); ok && placed != nil {
 			if err := placed.SetDir(dir); err != nil {
@@ -268,6 +273,11 @@ func Open(ctx context.Context, from string, c *Options, log *slog.Logger, note f
 	if c.Decode && c.CacheDir == "" {
 		return s, cli.Mistakef("--decode needs --cache-dir: decoded files are kept there")
 	}
+	local, err := origins.Local(from)
+	if err != nil {
+		return s, err
+	}
+	from = cmp.Or(local, from)
 	s.Notes = append(s.Notes, c.idle(from)...)
 	if !address.IsRemote(from) {
 		if err := s.openDir(ctx, from, c); err != nil || c.CacheDir == "" {
@@ -286,7 +296,7 @@ func Open(ctx context.Context, from string, c *Options, log *slog.Logger, note f
 	if err != nil {
 		return s, err
 	}
-	s.Name, s.closers, s.Origin = origin.String(), append(s.closers, origin.Close), origin.Stats
+	s.Name, s.key, s.closers, s.Origin = origin.String(), origin.String(), append(s.closers, origin.Close), origin.Stats
 	if c.CacheDir == "" {
 		s.Notes = append(s.Notes, "there is no --cache-dir: every read goes over the network, each time again")
 	}
@@ -344,12 +354,12 @@ func (s *Dataset) keep(ctx context.Context, origin origins.Origin, c *Options, l
 	if err != nil {
 		return err
 	}
-	kept.Add(s.Name, origin, &cache.Listing{Objects: decode.Indexes(s.Listing)})
+	kept.Add(s.key, origin, &cache.Listing{Objects: decode.Indexes(s.Listing)})
 	decoded, err := s.decode(ctx, c, log)
 	if err != nil {
 		return err
 	}
-	kept.Add(s.Name, origin, s.Listing)
+	kept.Add(s.key, origin, s.Listing)
 	s.addDecoded(kept, decoded, log)
 	return nil
 }
@@ -367,7 +377,7 @@ func (s *Dataset) decode(ctx context.Context, c *Options, log *slog.Logger) (*de
 	if err != nil {
 		return decoded, fmt.Errorf("open the cache %s: %w", c.CacheDir, err)
 	}
-	began, of := time.Now(), sha256.Sum256([]byte(s.Name))
+	began, of := time.Now(), sha256.Sum256([]byte(s.key))
 	learned, err := decoded.AddFiles(ctx, s.Listing, decode.FileOptions{
 		Scan: int64(c.DecodeScan), Sizes: filepath.Join(dir, hex.EncodeToString(of[:16])+".json"),
 	})
@@ -400,7 +410,7 @@ func (s *Dataset) addDecoded(kept *store.Store, decoded *decode.Decoded, log *sl
 	if err := decoded.SaveSizes(); err != nil {
 		log.Warn("the decoded sizes of files are forgotten at the end of the mount", "error", err)
 	}
-	kept.Add(s.Name, decoded, &cache.Listing{Objects: decoded.Objects()})
+	kept.Add(s.key, decoded, &cache.Listing{Objects: decoded.Objects()})
 }
 
 // openStore opens the cache directory.

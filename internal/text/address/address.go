@@ -34,6 +34,12 @@ func Schemes() []Scheme {
 			Secrets: []string{"GOOGLE_APPLICATION_CREDENTIALS"},
 		},
 		{
+			Names: []string{"hf"}, Form: "hf://ORG/NAME",
+			Help: "a model of the Hugging Face Hub; hf://datasets/ORG/NAME is a dataset, and @REVISION and /PATH may follow.\n" +
+				"The token is found where the Hub's tools find it: HF_TOKEN, or hf auth login. HF_ENDPOINT names a mirror",
+			Options: []string{"endpoint"}, Secrets: []string{"HF_TOKEN"},
+		},
+		{
 			Names: []string{"http", "https"}, Form: "http(s)://HOST/PATH",
 			Help: "one file, or a directory (with a slash at its end) that has an index, or that its server lists",
 		},

@@ -1,0 +1,386 @@
+// Package hforigin reads models and datasets of the Hugging Face Hub, and of mirrors of it.
+//
+// A source is hf://ORG/NAME or hf://datasets/ORG/NAME, with options in its query: see [Parse]. Listing pins the commit that
+// the revision names, and reads ask for this commit. So a branch that moves changes nothing under a mount.
+//
+// The version of a file says its content: sha256:HEX of a file in LFS or Xet storage, git:HEX, Git's hash of a blob, of all others.
+// The Hub gives it with each file that is asked for, before it redirects to the storage that has the bytes.
+//
+// The token goes to the Hub alone. An address of the storage is signed, and secret. It is kept in memory until the storage
+// refuses it, and then the Hub is asked for another one.
+//
+// The calls are those of huggingface_hub: hf_api.py, file_download.py and utils/_http.py.
+package hforigin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unicode"
+
+	"github.com/hbmfs/hbmfs/cache"
+	"github.com/hbmfs/hbmfs/cache/fetch"
+	"github.com/hbmfs/hbmfs/internal/observe/trace"
+	"github.com/hbmfs/hbmfs/layout"
+)
+
+// Repo is the files of a repository at one commit. It is safe for concurrent use.
+type Repo struct {
+	*fetch.Client // which asks by Get, and reads
+	*hub
+
+	source Source
+	commit string // 40 hex digits; "" until List
+	dir    string // that names are relative to, with a slash at its end, or ""
+}
+
+// hub is a server that speaks the Hub's protocol, and the storage behind it.
+type hub struct {
+	endpoint  *url.URL
+	anonymous bool
+	client    *http.Client
+	busy      *atomic.Int64 // until when the Hub wants no requests, ns since 1970
+
+	mu sync.Mutex        // guards at
+	at map[string]string // the storage's addresses of files, by version
+}
+
+// mostHeader bounds an answer before its body, bytes. mostAddresses bounds the addresses that are kept.
+const (
+	mostHeader    = 64 << 10
+	mostAddresses = 10_000
+	mostAddress   = 8 << 10 // bytes
+	mostRedirects = 10
+)
+
+// Open makes an origin. Nothing is asked of the Hub yet. HTTPS_PROXY and its relatives are honoured.
+func Open(s Source, opt fetch.Options) *Repo {
+	o := &Repo{source: s}
+	o.Client = fetch.New(o, opt)
+	transport := http.DefaultTransport.(*http.Transport).Clone()
+	transport.DisableCompression = true // a range of a file is a range of its bytes as stored
+	transport.MaxIdleConnsPerHost = o.Connections()
+	transport.Protocols = new(http.Protocols)
+	transport.Protocols.SetHTTP1(true) // HTTP/2 would put all ranges on one connection
+	transport.MaxResponseHeaderBytes = mostHeader
+	o.hub = &hub{endpoint: s.Endpoint, anonymous: s.Anonymous, busy: new(atomic.Int64), at: map[string]string{}, client: &http.Client{
+		Transport:     trace.Transport(opt.Guard.Transport(transport)),
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}}
+	return o
+}
+
+// Through returns a getter of the same files that asks a mirror at endpoint, a URL.
+func (o *Repo) Through(endpoint string) (fetch.Getter, error) {
+	u, err := parseEndpoint(endpoint)
+	if err != nil {
+		return nil, fmt.Errorf("cache %q: %w: %w", endpoint, err, fs.ErrInvalid)
+	}
+	h := &hub{endpoint: u, anonymous: o.anonymous, client: o.client, busy: new(atomic.Int64), at: map[string]string{}}
+	return &through{o, h}, nil
+}
+
+// through asks another server for an origin's files.
+type through struct {
+	*Repo
+	hub *hub
+}
+
+// Get implements [fetch.Getter].
+func (t *through) Get(ctx context.Context, obj *layout.Object, off, n int64) (*fetch.Answer, error) {
+	return t.get(ctx, t.hub, obj, off, n)
+}
+
+// String is the source as it was given, without the token and the commit: a file that is the same at another commit is cached once.
+func (o *Repo) String() string { return o.source.at("") }
+
+// Pinned is the source at the commit that was listed.
+func (o *Repo) Pinned() string { return o.source.at(o.commit) }
+
+// Close ends idle connections.
+func (o *Repo) Close() error {
+	o.client.CloseIdleConnections()
+	return nil
+}
+
+// Dir is the commit that was listed, and the directory in it that names are relative to.
+func (o *Repo) Dir() string { return o.commit + "/" + o.dir }
+
+// SetDir has the origin, which was listed before by another process, go on with the commit and the directory of that one.
+func (o *Repo) SetDir(dir string) error {
+	commit, dir, ok := strings.Cut(dir, "/")
+	if !ok || !isHex(commit, 40) {
+		return fmt.Errorf("open %s: the last daemon has not told its commit", o)
+	}
+	o.commit, o.dir = commit, dir
+	return nil
+}
+
+func isHex(text string, digits int) bool {
+	return len(text) == digits && strings.Trim(text, "0123456789abcdef") == ""
+}
+
+// isHub tells whether an address is of the Hub itself, which may see the token.
+func (h *hub) isHub(u *url.URL) bool {
+	return u.Scheme == h.endpoint.Scheme && u.Host == h.endpoint.Host
+}
+
+// url is an address of the Hub. Each part of path is escaped.
+func (h *hub) url(prefix, path string) *url.URL {
+	parts := strings.Split(path, "/")
+	for i := range parts {
+		parts[i] = url.PathEscape(parts[i])
+	}
+	return h.endpoint.JoinPath(prefix, strings.Join(parts, "/"))
+}
+
+// do makes a request, with the token where the Hub itself is asked. Its errors leave the address out, which may be a secret.
+func (h *hub) do(ctx context.Context, u *url.URL, byteRange string, trusted bool) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
+	if err != nil {
+		return nil, fmt.Errorf("%w: the server names an address that is none", fs.ErrInvalid)
+	}
+	req.Header.Set("Accept-Encoding", "identity")
+	if byteRange != "" {
+		req.Header.Set("Range", byteRange)
+	}
+	if trusted {
+		if wait := time.Until(time.Unix(0, h.busy.Load())); wait > 0 {
+			return nil, fetch.Later{Err: errBusy, After: wait}
+		}
+		if !h.anonymous {
+			token, err := token()
+			if err != nil {
+				return nil, err
+			}
+			if token != "" {
+				req.Header.Set("Authorization", "Bearer "+token)
+			}
+		}
+	}
+	res, err := h.client.Do(req)
+	var failed *url.Error
+	if errors.As(err, &failed) {
+		err = failed.Err
+	}
+	if errors.Is(err, io.EOF) {
+		err = fmt.Errorf("the server hung up: %w", err)
+	}
+	return res, err
+}
+
+var errBusy = errors.New("the Hub wants fewer requests (429)")
+
+// explain gives an answer of the Hub its class: final or worth another attempt.
+func (h *hub) explain(s Source, res *http.Response) error {
+	code := res.Header.Get("X-Error-Code")
+	sent := res.Request.Header.Get("Authorization") != ""
+	access := "its token has no access to it"
+	switch {
+	case !sent && h.anonymous:
+		access = "it is asked without a token"
+	case !sent:
+		access = "there is no token: set HF_TOKEN, or run hf auth login"
+	}
+	page := h.endpoint.JoinPath(s.repository())
+	status := res.StatusCode
+	said := fmt.Sprintf("%d %s", status, http.StatusText(status))
+	if text := res.Header.Get("X-Error-Message"); text != "" {
+		said += ": " + strings.Map(func(c rune) rune {
+			if !unicode.IsPrint(c) {
+				return '?'
+			}
+			return c
+		}, fmt.Sprintf("%.200s", text))
+	}
+	switch {
+	case status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable:
+		err := errBusy
+		if status == http.StatusServiceUnavailable {
+			err = fmt.Errorf("the Hub answers %s", said)
+		}
+		err = fetch.RetryAfter(res.Header, err)
+		if later := (fetch.Later{}); errors.As(err, &later) {
+			h.busy.Store(time.Now().Add(later.After).UnixNano())
+		}
+		return err
+	case code == "GatedRepo":
+		return fmt.Errorf("%w: %s is gated, and %s. Ask for access at %s (%s)", fs.ErrPermission, s.repository(), access, page, said)
+	case code == "RevisionNotFound":
+		return fmt.Errorf("%s has no revision %q: %w", s.repository(), s.Revision, fs.ErrNotExist)
+	case code == "EntryNotFound":
+		return fmt.Errorf("%s has no %q at this revision: %w", s.repository(), s.Path, fs.ErrNotExist)
+	case code == "RepoNotFound" && sent || status == http.StatusNotFound || status == http.StatusGone:
+		return fmt.Errorf("the Hub has no %s, or its token has no access to it: %w (%s)", s.repository(), fs.ErrNotExist, said)
+	case status == http.StatusUnauthorized && sent && code == "":
+		return fmt.Errorf("%w: the Hub refuses the token: get another one (%s)", fs.ErrPermission, said)
+	case status == http.StatusUnauthorized || status == http.StatusForbidden:
+		return fmt.Errorf("%w: %s is not there, or it is private or gated, and %s. See %s (%s)", fs.ErrPermission, s.repository(), access, page, said)
+	case fetch.Lasting(status):
+		return fmt.Errorf("%w: the Hub answers %s", fs.ErrInvalid, said)
+	}
+	return fmt.Errorf("the Hub answers %s", said)
+}
+
+// next is the address that an answer redirects to.
+func next(res *http.Response) (*url.URL, error) {
+	_ = res.Body.Close() // it says no more than its header
+	u, err := res.Location()
+	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" || len(u.String()) > mostAddress {
+		return nil, fmt.Errorf("%w: the server redirects to no address of a file", fs.ErrInvalid)
+	}
+	if res.Request.URL.Scheme == "https" && u.Scheme != "https" {
+		return nil, fmt.Errorf("%w: the server redirects from https to http", fs.ErrInvalid)
+	}
+	return u, nil
+}
+
+// Get implements [fetch.Getter].
+func (o *Repo) Get(ctx context.Context, obj *layout.Object, off, n int64) (*fetch.Answer, error) {
+	return o.get(ctx, o.hub, obj, off, n)
+}
+
+// get asks the storage, by its address where it is known, or else the Hub, which redirects to it.
+func (o *Repo) get(ctx context.Context, h *hub, obj *layout.Object, off, n int64) (*fetch.Answer, error) {
+	span := fmt.Sprintf("bytes=%d-%d", off, off+n-1)
+	if at := h.address(obj.Version); at != nil {
+		res, err := h.do(ctx, at, span, false)
+		if err != nil {
+			return nil, err
+		}
+		if !refuses(res) {
+			return answer(res, obj.Version)
+		}
+		_ = res.Body.Close() // the address has expired
+		h.keep(obj.Version, nil)
+	}
+	res, version, err := o.resolve(ctx, h, obj, span)
+	if err != nil {
+		return nil, err
+	}
+	return answer(res, version)
+}
+
+// refuses tells an answer of the storage to an address that it takes no more.
+func refuses(res *http.Response) bool {
+	switch res.StatusCode {
+	case http.StatusBadRequest, http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound, http.StatusGone:
+		return true
+	}
+	return res.StatusCode/100 == 3
+}
+
+// answer judges the answer that should have the bytes.
+func answer(res *http.Response, version string) (*fetch.Answer, error) {
+	err := fmt.Errorf("the server answers %d %s", res.StatusCode, http.StatusText(res.StatusCode))
+	switch status := res.StatusCode; {
+	case status == http.StatusOK || status == http.StatusPartialContent:
+		return &fetch.Answer{Response: res, Version: version}, nil
+	case status == http.StatusRequestedRangeNotSatisfiable:
+		err = fmt.Errorf("it became shorter: %w", cache.ErrChanged)
+	case refuses(res): // an address that was just signed
+	case fetch.Lasting(status):
+		err = fmt.Errorf("%w: %w", fs.ErrInvalid, err)
+	}
+	_ = res.Body.Close() // it is not what was asked for
+	return nil, fetch.RetryAfter(res.Header, err)
+}
+
+// resolve asks the Hub for a file, and follows it to its storage. The version is what the Hub says of it.
+func (o *Repo) resolve(ctx context.Context, h *hub, obj *layout.Object, span string) (res *http.Response, version string, err error) {
+	u := h.url(o.source.repository()+"/resolve/"+o.commit, o.dir+obj.Name)
+	trusted := true
+	for range mostRedirects {
+		if res, err = h.do(ctx, u, span, trusted); err != nil {
+			return nil, "", err
+		}
+		redirected := res.StatusCode/100 == 3 && res.StatusCode != http.StatusNotModified
+		switch {
+		case trusted && res.StatusCode/100 != 2 && !redirected:
+			_ = res.Body.Close() // its header says it all
+			if res.StatusCode == http.StatusRequestedRangeNotSatisfiable {
+				return nil, "", fmt.Errorf("it became shorter: %w", cache.ErrChanged)
+			}
+			err = h.explain(o.source, res)
+			if errors.Is(err, fs.ErrNotExist) {
+				err = fmt.Errorf("%w: %w", err, cache.ErrChanged)
+			}
+			return nil, "", err
+		case trusted:
+			if version, err = o.versionOf(res, version); err != nil {
+				_ = res.Body.Close() // of another file
+				return nil, "", err
+			}
+		}
+		if !redirected {
+			if !trusted && res.StatusCode/100 == 2 {
+				h.keep(obj.Version, u)
+			}
+			return res, version, nil
+		}
+		if u, err = next(res); err != nil {
+			return nil, "", err
+		}
+		if trusted = trusted && h.isHub(u); !trusted && version == "" {
+			return nil, "", fmt.Errorf("%w: the Hub redirects to another server, and does not say to which version (X-Linked-Etag)", fs.ErrInvalid)
+		}
+	}
+	return nil, "", fmt.Errorf("%w: the server redirects more than %d times", fs.ErrInvalid, mostRedirects)
+}
+
+// versionOf is the version in an answer of the Hub, or the one that an answer before it had.
+func (o *Repo) versionOf(res *http.Response, before string) (string, error) {
+	if commit := res.Header.Get("X-Repo-Commit"); commit != "" && commit != o.commit {
+		return "", fmt.Errorf("%w: it was asked for commit %s and answers for %.40q", fetch.ErrLie, o.commit, commit)
+	}
+	tag := res.Header.Get("X-Linked-Etag")
+	if tag == "" && before != "" {
+		return before, nil
+	}
+	if tag == "" {
+		tag = res.Header.Get("ETag")
+	}
+	return versionOfHash(strings.Trim(strings.TrimPrefix(tag, "W/"), `"`)), nil
+}
+
+// versionOfHash is the version of a file with a hash: SHA-256 in hex of LFS, or what Git has.
+func versionOfHash(hash string) string {
+	switch {
+	case isHex(hash, 64):
+		return layout.SHA256Version + hash
+	case isHex(hash, 40):
+		return layout.GitVersion + hash
+	}
+	return hash
+}
+
+// address is the storage's address of a version, nil where none is known.
+func (h *hub) address(version string) *url.URL {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	u, err := url.Parse(h.at[version])
+	if err != nil || u.Host == "" {
+		return nil
+	}
+	return u
+}
+
+// keep remembers the storage's address of a version, nil for none.
+func (h *hub) keep(version string, u *url.URL) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.at) >= mostAddresses {
+		clear(h.at)
+	}
+	if delete(h.at, version); u != nil {
+		h.at[version] = u.String()
+	}
+}

@@ -1,0 +1,129 @@
+package hforigin
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/url"
+	"os"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// Source says which files of the Hub are meant.
+type Source struct {
+	Kind      string // models, datasets or spaces
+	Name      string // ORG/NAME, or NAME alone
+	Revision  string // a branch, a tag or a commit
+	Path      string // a directory or one file of the repository, "" for all of it
+	Endpoint  *url.URL
+	Anonymous bool // no token is sent
+
+	options string // as they were given, but not anonymous
+}
+
+// Parse reads hf://[datasets/|models/|spaces/]ORG/NAME[@REVISION][/PATH]?KEY=VALUE&...
+//
+//	endpoint   URL of a mirror; HF_ENDPOINT, or https://huggingface.co
+//	anonymous  true: send no token
+//
+// A slash in a revision is %2F, but in refs/pr/NUMBER and refs/convert/NAME.
+func Parse(text string) (Source, error) {
+	rest, query, _ := strings.Cut(strings.TrimPrefix(text, "hf://"), "?")
+	s := Source{Kind: "models", Revision: "main"}
+	wrong := func(format string, args ...any) (Source, error) {
+		return s, fmt.Errorf("source %q: %w", "hf://"+rest, fmt.Errorf(format, args...))
+	}
+	if strings.Contains(text, "#") {
+		return wrong("write the # as %%23")
+	}
+	parts := strings.Split(strings.TrimSuffix(rest, "/"), "/")
+	if kind := parts[0]; slices.Contains([]string{"models", "datasets", "spaces"}, kind) {
+		s.Kind, parts = kind, parts[1:]
+	}
+	name := parts[:min(len(parts), 2)]
+	if len(parts) > 0 && strings.Contains(parts[0], "@") { // of NAME alone
+		name = parts[:1]
+	}
+	parts = parts[len(name):]
+	var revision string
+	var given bool
+	s.Name, revision, given = strings.Cut(strings.Join(name, "/"), "@")
+	if given {
+		for refs := []string{"refs", "pr"}; revision == "refs" && len(parts) >= 2 && (parts[0] == refs[1] || parts[0] == "convert"); parts = parts[2:] {
+			revision = path.Join(revision, parts[0], parts[1])
+		}
+		var err error
+		if s.Revision, err = url.PathUnescape(revision); err != nil || !regexp.MustCompile(`^[A-Za-z0-9._/+-]{1,255}$`).MatchString(s.Revision) || !fs.ValidPath(s.Revision) {
+			return wrong("%q is no revision", revision)
+		}
+	}
+	if !regexp.MustCompile(`^([A-Za-z0-9_.-]{1,96}/)?[A-Za-z0-9_.-]{1,96}$`).MatchString(s.Name) || !fs.ValidPath(s.Name) {
+		return wrong("want hf://ORG/NAME or hf://datasets/ORG/NAME, with @REVISION and /PATH where needed")
+	}
+	var err error
+	if s.Path, err = url.PathUnescape(strings.Join(parts, "/")); err != nil || s.Path != "" && !fs.ValidPath(s.Path) {
+		return wrong("%q is no path in a repository", strings.Join(parts, "/"))
+	}
+	if err := s.setOptions(query); err != nil {
+		return wrong("%w", err)
+	}
+	return s, nil
+}
+
+// setOptions takes the options of a query, and those of the environment.
+func (s *Source) setOptions(query string) error {
+	options, err := url.ParseQuery(query)
+	if err != nil {
+		return errors.New("its query cannot be read: want KEY=VALUE&KEY=VALUE")
+	}
+	endpoint := cmp.Or(os.Getenv("HF_ENDPOINT"), "https://huggingface.co")
+	for key, values := range options {
+		switch v := values[0]; {
+		case len(values) > 1:
+			return fmt.Errorf("option %s is given twice", key)
+		case key == "endpoint" && v != "":
+			endpoint, s.options = v, "?endpoint="+v
+		case key == "anonymous" && (v == "true" || v == "false"):
+			s.Anonymous = v == "true"
+		case key == "anonymous":
+			return errors.New("option anonymous: want true or false")
+		default:
+			return fmt.Errorf("option %q has no value, or is unknown: there are endpoint and anonymous", key)
+		}
+	}
+	s.Endpoint, err = parseEndpoint(endpoint)
+	return err
+}
+
+// parseEndpoint reads the URL of a Hub, whose path stands before those of the Hub.
+func parseEndpoint(text string) (*url.URL, error) {
+	u, err := url.Parse(strings.TrimRight(text, "/"))
+	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" || u.User != nil || strings.ContainsAny(text, "?#") {
+		return nil, errors.New("the Hub's endpoint (HF_ENDPOINT): want https://HOST or http://HOST:PORT, and nothing more")
+	}
+	return u, nil
+}
+
+// repository is the name that the Hub's pages and files have before them.
+func (s Source) repository() string {
+	if s.Kind == "models" {
+		return s.Name
+	}
+	return s.Kind + "/" + s.Name
+}
+
+// at is the source at a revision, without the token.
+func (s Source) at(revision string) string {
+	text := "hf://" + s.Kind + "/" + s.Name
+	if revision != "" {
+		text += "@" + strings.ReplaceAll(revision, "/", "%2F")
+	}
+	if s.Path != "" {
+		text += "/" + s.Path
+	}
+	return text + s.options
+}
