@@ -219,7 +219,7 @@ func (o *Bucket) explain(k *token, res *http.Response) error {
 		return fmt.Errorf("bucket %q (%s): %w", o.source.Bucket, text, errNoBucket)
 	case code == http.StatusNotFound, code == http.StatusGone:
 		return fmt.Errorf("it is gone (%s): %w", text, fs.ErrNotExist)
-	case code == http.StatusPreconditionFailed, code == http.StatusNotModified:
+	case code == http.StatusPreconditionFailed:
 		return fmt.Errorf("it was replaced: %w", cache.ErrChanged)
 	case code == http.StatusRequestedRangeNotSatisfiable:
 		return fmt.Errorf("it became shorter: %w", cache.ErrChanged)

@@ -176,27 +176,27 @@ func lies() map[string]lie {
 // bytes are right, in a mount that is there and in a new one on the same cache, which is sound.
 func TestLiesAboutBytes(t *testing.T) {
 	blackbox.NeedFUSE(t)
-	for name, inS3 := range map[string]bool{"s3": true, "http": false} {
+	for _, name := range []string{"s3", "gs", "http"} {
 		for kind, patience := range map[string]time.Duration{"tried": hasty, "once": patient} {
 			t.Run(name+"/"+kind, func(t *testing.T) {
 				t.Parallel()
 				told := lies()
 				maps.DeleteFunc(told, func(_ string, l lie) bool {
 					once := l.once || !errors.Is(l.want, syscall.EIO)
-					return l.web && inS3 || once != (kind == "once")
+					return l.web && name != "http" || once != (kind == "once")
 				})
-				tellAll(t, inS3, told, patience)
+				tellAll(t, name, told, patience)
 			})
 		}
 	}
 }
 
-func tellAll(t *testing.T, inS3 bool, told map[string]lie, patience time.Duration) {
+func tellAll(t *testing.T, kind string, told map[string]lie, patience time.Duration) {
 	files := map[string][]byte{}
 	for name := range told {
 		files[name] = origintest.Data(300_000+len(name), name[0])
 	}
-	l := newLiar(t, inS3, files, func(x *exchange) bool { told[x.name].tell(x); return true }, nil)
+	l := liarOf(t, kind, files, func(x *exchange) bool { told[x.name].tell(x); return true }, nil)
 	cached := suite.NewDir(t)
 	flags := []string{"--cache-dir", cached, "--cache-segment", "1MiB", "--connections", "128", "--patience"}
 	m := mount(t, l.source(), "", append(flags, patience.String())...)
@@ -228,6 +228,13 @@ func tellAll(t *testing.T, inS3 bool, told map[string]lie, patience time.Duratio
 	if t.Failed() {
 		t.Logf("log:\n%s", m.LogText(t))
 	}
+}
+
+func liarOf(t *testing.T, kind string, files map[string][]byte, read, list func(x *exchange) bool) *liar {
+	if kind == "gs" {
+		return newGSLiar(t, files, read, list)
+	}
+	return newLiar(t, kind == "s3", files, read, list)
 }
 
 // errOtherBytes is what no lie may lead to.
