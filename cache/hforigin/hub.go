@@ -294,9 +294,14 @@ func answer(res *http.Response, version string) (*fetch.Answer, error) {
 	return nil, fetch.RetryAfter(res.Header, err)
 }
 
+// file is the Hub's address of a file at the commit.
+func (o *Repo) file(h *hub, obj *layout.Object) *url.URL {
+	return h.url(o.source.repository()+"/resolve/"+o.commit, o.dir+obj.Name)
+}
+
 // resolve asks the Hub for a file, and follows it to its storage. The version is what the Hub says of it.
 func (o *Repo) resolve(ctx context.Context, h *hub, obj *layout.Object, span string) (res *http.Response, version string, err error) {
-	u := h.url(o.source.repository()+"/resolve/"+o.commit, o.dir+obj.Name)
+	u := o.file(h, obj)
 	trusted := true
 	for range mostRedirects {
 		if res, err = h.do(ctx, u, span, trusted); err != nil {

@@ -40,7 +40,7 @@ type entry struct {
 }
 
 // api asks the Hub, reads JSON, and returns the query of the next page, "" for none.
-func (o *Repo) api(ctx context.Context, u *url.URL, alive func(), into any) (more string, err error) {
+func (o *Repo) api(ctx context.Context, u *url.URL, into any) (more string, err error) {
 	for range mostRedirects { // a repository may have another name by now
 		res, err := o.do(ctx, u, "", true)
 		if err != nil {
@@ -62,7 +62,7 @@ func (o *Repo) api(ctx context.Context, u *url.URL, alive func(), into any) (mor
 		if err := fetch.Unencoded(res.Header); err != nil {
 			return "", err
 		}
-		body := &pageReader{Reader: res.Body, alive: alive}
+		body := &pageReader{Reader: res.Body}
 		if err := json.NewDecoder(body).Decode(into); err != nil {
 			var syntax *json.SyntaxError
 			var kind *json.UnmarshalTypeError
@@ -87,8 +87,7 @@ func (o *Repo) api(ctx context.Context, u *url.URL, alive func(), into any) (mor
 // pageReader bounds a page.
 type pageReader struct {
 	io.Reader
-	alive func()
-	read  int64
+	read int64
 }
 
 // Read implements [io.Reader].
@@ -103,10 +102,29 @@ func (r *pageReader) Read(p []byte) (int, error) {
 // List pins the commit that the revision names, and lists its files below the source's path, which may also be one file.
 func (o *Repo) List(ctx context.Context) (*cache.Listing, error) {
 	objects, err := o.list(ctx)
+	if err == nil {
+		err = o.mayRead(ctx, objects[0])
+	}
 	if err != nil {
 		return nil, fmt.Errorf("list %s: %w", o, err)
 	}
 	return cache.RemoteListing(objects), nil
+}
+
+// mayRead asks the Hub once for a file, and reads nothing of it. The Hub lists a gated repository to everybody, and bytes of it may lie in a
+// cache that others filled.
+func (o *Repo) mayRead(ctx context.Context, obj *layout.Object) error {
+	return o.Retry(ctx, func(ctx context.Context, _ func()) error {
+		res, err := o.do(ctx, o.file(o.hub, obj), "bytes=0-0", true)
+		if err != nil {
+			return err
+		}
+		_ = res.Body.Close() // its header says it all
+		if res.StatusCode >= 400 && res.StatusCode != http.StatusRequestedRangeNotSatisfiable {
+			return o.explain(o.source, res)
+		}
+		return nil
+	})
 }
 
 func (o *Repo) list(ctx context.Context) ([]*layout.Object, error) {
@@ -171,8 +189,8 @@ func nothing(objects []*layout.Object) error {
 
 // ask asks the Hub for what fits into one page.
 func (o *Repo) ask(ctx context.Context, u *url.URL, into any) error {
-	return o.Retry(ctx, func(ctx context.Context, alive func()) error {
-		_, err := o.api(ctx, u, alive, into)
+	return o.Retry(ctx, func(ctx context.Context, _ func()) error {
+		_, err := o.api(ctx, u, into)
 		return err
 	})
 }
@@ -191,9 +209,9 @@ func (o *Repo) tree(ctx context.Context, u *url.URL, recursive bool, date time.T
 		}
 		u.RawQuery = more
 		var page []entry
-		err := o.Retry(ctx, func(ctx context.Context, alive func()) (err error) {
+		err := o.Retry(ctx, func(ctx context.Context, _ func()) (err error) {
 			page = nil
-			more, err = o.api(ctx, u, alive, &page)
+			more, err = o.api(ctx, u, &page)
 			return err
 		})
 		if err != nil {

@@ -18,7 +18,10 @@ func hubHome() string {
 	}
 	cache := os.Getenv("XDG_CACHE_HOME")
 	if cache == "" {
-		home, _ := os.UserHomeDir() // "" where there is none, and then no file either
+		home, err := os.UserHomeDir()
+		if err != nil {
+			return "/nonexistent" // so that the working directory is not taken for it
+		}
 		cache = filepath.Join(home, ".cache")
 	}
 	return filepath.Join(cache, "huggingface")

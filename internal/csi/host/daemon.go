@@ -3,6 +3,7 @@ package host
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,6 +25,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/csi/volume"
 	"github.com/hbmfs/hbmfs/internal/mounts/handover"
 	"github.com/hbmfs/hbmfs/internal/mounts/ready"
+	"github.com/hbmfs/hbmfs/internal/text/address"
 )
 
 // daemon is a process that serves a mount: a child, or one that an earlier host started. A nil daemon is none.
@@ -267,7 +270,7 @@ func (v *nodeVolume) rights(s volume.Spec) []string {
 	env := []string{ready.Env + "=1", "AWS_EC2_METADATA_DISABLED=true"} // never the node's own role
 	switch s.Auth {
 	case volume.AuthSecret:
-		env = append(env, "AWS_SHARED_CREDENTIALS_FILE="+v.path(credentialsName))
+		env = append(env, cmp.Or(address.Of(s.Asked()).SecretFile, "AWS_SHARED_CREDENTIALS_FILE")+"="+v.path(credentialsName))
 	case volume.AuthPod:
 		env = append(env, "AWS_WEB_IDENTITY_TOKEN_FILE="+v.path(tokenName), "AWS_ROLE_ARN="+s.RoleARN, "AWS_ROLE_SESSION_NAME=hbmfs-"+v.key)
 	}
@@ -276,11 +279,12 @@ func (v *nodeVolume) rights(s volume.Spec) []string {
 
 // environment is the host's own, without variables that could lend a daemon rights that its volume does not have.
 func environment(all []string) []string {
-	harmless := []string{"AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_CA_BUNDLE"}
+	harmless := []string{"AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_CA_BUNDLE", "HF_ENDPOINT"}
+	lends := regexp.MustCompile(`^(AWS|MINIO|HF|HUGGING_FACE|TRANSFORMERS|GOOGLE|CLOUDSDK|GCE)_|^XDG_CACHE_HOME$`)
 	return slices.DeleteFunc(slices.Clone(all), func(e string) bool {
 		name, _, _ := strings.Cut(e, "=")
 		return name == ready.Env || name == "HOME" || name == "NOTIFY_SOCKET" || // which is the host's
-			((strings.HasPrefix(name, "AWS_") || strings.HasPrefix(name, "MINIO_")) && !slices.Contains(harmless, name))
+			(lends.MatchString(name) && !slices.Contains(harmless, name))
 	})
 }
 

@@ -325,8 +325,8 @@ func (w *Want) useSecrets(r Request) error {
 		}
 		return nil
 	}
-	text := "[default]\n"
-	keys := address.Of(w.Asked()).Secrets
+	scheme := address.Of(w.Asked())
+	keys, text := scheme.Secrets, "[default]\n"
 	for _, name := range slices.Sorted(maps.Keys(r.Secrets)) {
 		if !slices.Contains(keys, name) {
 			return invalid("secret key %q is not known: there are %s", name, strings.Join(keys, ", "))
@@ -335,9 +335,13 @@ func (w *Want) useSecrets(r Request) error {
 	for i, name := range keys {
 		value := strings.TrimSpace(r.Secrets[name])
 		if value == "" {
-			if i < 2 {
+			if i < 2 { // AWS_SESSION_TOKEN may be missing
 				return invalid("secret key %s is missing", name)
 			}
+			continue
+		}
+		if scheme.SecretFile != "" {
+			text = value + "\n"
 			continue
 		}
 		if strings.ContainsFunc(value, func(r rune) bool { return r <= ' ' || r > '~' || r == '`' }) {

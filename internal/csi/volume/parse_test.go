@@ -1,6 +1,7 @@
 package volume
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -54,6 +55,13 @@ func TestParse(t *testing.T) {
 	}
 }
 
+func TestTokenOfTheHub(t *testing.T) {
+	w, err := Parse(Request{Attributes: attributes("hf://org/name"), Secrets: map[string]string{"HF_TOKEN": "hf_x\n"}})
+	if err != nil || w.Auth != AuthSecret || string(w.Credentials) != "hf_x\n" || strings.Contains(fmt.Sprintf("%+v", w.Spec), "hf_x") {
+		t.Errorf("%+v, %v", w, err)
+	}
+}
+
 func TestParseRefuses(t *testing.T) {
 	role := "arn:aws:iam::1:role/r"
 	for name, c := range map[string]struct {
@@ -64,7 +72,7 @@ func TestParseRefuses(t *testing.T) {
 		"relative":               {Request{Attributes: attributes("data")}, "source absolute"},
 		"unclean":                {Request{Attributes: attributes("/data/../etc")}, "source .."},
 		"double slash":           {Request{Attributes: attributes("/data//x")}, "source double"},
-		"scheme":                 {Request{Attributes: attributes("gs://b")}, "source s3://"},
+		"scheme":                 {Request{Attributes: attributes("ftp://b")}, "source s3://"},
 		"no address":             {Request{Attributes: attributes("s3://b\x00")}, "source control"},
 		"password":               {Request{Attributes: attributes("s3://key:hunter2@b")}, "source secret"},
 		"signed":                 {Request{Attributes: attributes("https://h/p?sig=hunter2")}, "source query"},
@@ -110,6 +118,11 @@ func TestParseRefuses(t *testing.T) {
 		"another key":            {Request{Attributes: attributes("s3://b"), Secrets: map[string]string{"password": "hunter2"}}, "password AWS_ACCESS_KEY_ID"},
 		"a line in a secret":     {Request{Attributes: attributes("s3://b"), Secrets: keys("a", "hunter2\ncredential_process = id")}, "AWS_SECRET_ACCESS_KEY white"},
 		"tokens that are none":   {Request{Attributes: attributes("s3://b", "roleArn", role, tokens, "hunter2")}, "serviceAccount.tokens JSON"},
+		"hub, options":           {Request{Attributes: attributes("hf://org/name?region=r")}, "region endpoint"},
+		"hub, key of S3":         {Request{Attributes: attributes("hf://org/name"), Secrets: keys("a", "hunter2")}, "AWS_ACCESS_KEY_ID HF_TOKEN"},
+		"hub, no token":          {Request{Attributes: attributes("hf://org/name"), Secrets: map[string]string{"HF_TOKEN": " "}}, "HF_TOKEN missing"},
+		"hub, role":              {Request{Attributes: attributes("hf://org/name", "roleArn", role)}, "roleArn hf"},
+		"hub, token in it":       {Request{Attributes: attributes("hf://hunter2@org/name")}, "source secret"},
 		"backquote in a secret":  {Request{Attributes: attributes("s3://b"), Secrets: keys("a", "hunter2`")}, "AWS_SECRET_ACCESS_KEY backquote"},
 	} {
 		_, err := Parse(c.r)
@@ -194,6 +207,8 @@ func TestAddress(t *testing.T) {
 		{"s3://b/p?endpoint=http://h:1", AuthAnonymous, "s3://b/p?endpoint=http://h:1&anonymous=true"},
 		{"s3://b/p?endpoint=http://h:1;region=r", AuthAnonymous, "s3://b/p?endpoint=http://h:1;region=r&anonymous=true"}, // of an old record: hbmfs refuses it
 		{"s3://b/p", AuthSecret, "s3://b/p"},
+		{"hf://datasets/o/n?endpoint=http://h", AuthAnonymous, "hf://datasets/o/n?endpoint=http://h&anonymous=true"},
+		{"hf://o/n@v1", AuthSecret, "hf://o/n@v1"},
 		{"https://h/p/", AuthAnonymous, "https://h/p/"},
 		{"/d", AuthAnonymous, "/d"},
 	} {

@@ -101,7 +101,7 @@ func (s Spec) MinFree() int64 {
 // Want is a spec with the secrets to serve it with. Its secrets belong into files that only root reads, and nowhere else.
 type Want struct {
 	Spec
-	Credentials []byte // an AWS credentials file, for AuthSecret
+	Credentials []byte // the file that has them, for AuthSecret: AWS's, or the one of [address.Scheme.SecretFile]
 	Token       []byte // of a service account, for AuthPod
 	Group       string // that the directory of a volume shall have which pods change; "" for the one it has
 }

@@ -15,7 +15,10 @@ type Scheme struct {
 	Help    string   // further lines of hbmfs mount --help: options and credentials
 	Options []string // keys of the query that a Kubernetes volume may name; nil where it may have no query
 	Secrets []string // keys of a Kubernetes secret with its credentials; nil where it has none. An address of the others takes anonymous=true
-	Role    bool     // it takes a role by the token of a pod's service account
+	// SecretFile is the variable of the environment that names a file with the one secret in it. "" stands for AWS's credentials file, which has
+	// all secrets.
+	SecretFile string
+	Role       bool // it takes a role by the token of a pod's service account
 }
 
 // Schemes are all schemes, in the order of help.
@@ -31,13 +34,13 @@ func Schemes() []Scheme {
 			Names: []string{"gs"}, Form: "gs://BUCKET/PREFIX",
 			Help:    "?user_project=PROJECT; credentials are found where Google's tools find them",
 			Options: []string{"endpoint", "user_project"},
-			Secrets: []string{"GOOGLE_APPLICATION_CREDENTIALS"},
+			Secrets: []string{"credentials.json"}, SecretFile: "GOOGLE_APPLICATION_CREDENTIALS",
 		},
 		{
 			Names: []string{"hf"}, Form: "hf://ORG/NAME",
 			Help: "a model of the Hugging Face Hub; hf://datasets/ORG/NAME is a dataset, and @REVISION and /PATH may follow.\n" +
 				"The token is found where the Hub's tools find it: HF_TOKEN, or hf auth login. HF_ENDPOINT names a mirror",
-			Options: []string{"endpoint"}, Secrets: []string{"HF_TOKEN"},
+			Options: []string{"endpoint"}, Secrets: []string{"HF_TOKEN"}, SecretFile: "HF_TOKEN_PATH",
 		},
 		{
 			Names: []string{"http", "https"}, Form: "http(s)://HOST/PATH",

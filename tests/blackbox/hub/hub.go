@@ -218,7 +218,7 @@ func (h *Hub) serveHub(w http.ResponseWriter, r *http.Request) {
 	case repo == nil:
 		refuse(w, http.StatusNotFound, "RepoNotFound", "Repository not found")
 		return
-	case repo.Gated && token == "" && (!api || len(parts) > 3 && parts[3] == "tree"):
+	case repo.Gated && token == "" && !api: // everybody may list it
 		refuse(w, http.StatusUnauthorized, "GatedRepo", "Access to model "+repo.name+" is restricted. You must have access to it and be authenticated to access it. Please log in.")
 		return
 	}

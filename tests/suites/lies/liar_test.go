@@ -25,6 +25,7 @@ type liar struct {
 	*httptest.Server
 	files  map[string][]byte
 	s3, gs bool
+	hub    func(w http.ResponseWriter, r *http.Request) bool // answers as a Hugging Face Hub before the bucket; nil where there is none
 	honest atomic.Bool
 	read   func(x *exchange) bool // tells a lie about a range of a file, or leaves it to the truth
 	list   func(x *exchange) bool // tells one about what there is: listings, an index, sizes
@@ -85,6 +86,9 @@ func (l *liar) source() string {
 	if l.gs {
 		return "gs://" + liarBucket + "?anonymous=true&endpoint=" + url.QueryEscape(l.URL)
 	}
+	if l.hub != nil {
+		return "hf://datasets/org/name?anonymous=true&endpoint=" + l.URL
+	}
 	if l.s3 {
 		return "s3://" + liarBucket + "?anonymous=true&endpoint=" + url.QueryEscape(l.URL)
 	}
@@ -93,6 +97,9 @@ func (l *liar) source() string {
 
 // ServeHTTP implements [http.Handler].
 func (l *liar) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if l.hub != nil && l.hub(w, r) {
+		return
+	}
 	name := strings.TrimPrefix(strings.TrimPrefix(r.URL.Path, l.root()), "/")
 	x := &exchange{w: w, r: r, name: name, data: l.files[name], tag: fmt.Sprintf(`"%x-%d"`, name, len(l.files[name])), version: "ETag"}
 	if l.gs {

@@ -158,7 +158,7 @@ func TestLiesAboutListings(t *testing.T) {
 				defer func() { <-turns }()
 				files := map[string][]byte{"shard": origintest.Data(600_000, 1)}
 				var asked atomic.Int64
-				l := liarOf(t, name, files, nil, func(x *exchange) bool { return lie.tell(x, int(asked.Add(1))) })
+				l := makerOf(name)(t, files, nil, func(x *exchange) bool { return lie.tell(x, int(asked.Add(1))) })
 				flags := append([]string{"--cache-dir", suite.NewDir(t)}, lie.flags...)
 				hasty := flags
 				if lie.tried {

@@ -185,18 +185,18 @@ func TestLiesAboutBytes(t *testing.T) {
 					once := l.once || !errors.Is(l.want, syscall.EIO)
 					return l.web && name != "http" || once != (kind == "once")
 				})
-				tellAll(t, name, told, patience)
+				tellAll(t, makerOf(name), told, patience)
 			})
 		}
 	}
 }
 
-func tellAll(t *testing.T, kind string, told map[string]lie, patience time.Duration) {
+func tellAll(t *testing.T, liarOf maker, told map[string]lie, patience time.Duration) {
 	files := map[string][]byte{}
 	for name := range told {
 		files[name] = origintest.Data(300_000+len(name), name[0])
 	}
-	l := liarOf(t, kind, files, func(x *exchange) bool { told[x.name].tell(x); return true }, nil)
+	l := liarOf(t, files, func(x *exchange) bool { told[x.name].tell(x); return true }, nil)
 	cached := suite.NewDir(t)
 	flags := []string{"--cache-dir", cached, "--cache-segment", "1MiB", "--connections", "128", "--patience"}
 	m := mount(t, l.source(), "", append(flags, patience.String())...)
@@ -230,11 +230,16 @@ func tellAll(t *testing.T, kind string, told map[string]lie, patience time.Durat
 	}
 }
 
-func liarOf(t *testing.T, kind string, files map[string][]byte, read, list func(x *exchange) bool) *liar {
+// maker makes a liar of some kind.
+type maker func(t testing.TB, files map[string][]byte, read, list func(x *exchange) bool) *liar
+
+func makerOf(kind string) maker {
 	if kind == "gs" {
-		return newGSLiar(t, files, read, list)
+		return newGSLiar
 	}
-	return newLiar(t, kind == "s3", files, read, list)
+	return func(t testing.TB, files map[string][]byte, read, list func(x *exchange) bool) *liar {
+		return newLiar(t, kind == "s3", files, read, list)
+	}
 }
 
 // errOtherBytes is what no lie may lead to.
