@@ -232,9 +232,11 @@ func findFile() (*keyFile, error) {
 		return nil, noCredentialsf("%s%v", said, err)
 	}
 	var head struct {
-		Type string `json:"type"`
+		Type      string          `json:"type"`
+		Web       json.RawMessage `json:"web"`
+		Installed json.RawMessage `json:"installed"`
 	}
-	if json.Unmarshal(f.text, &head) != nil { // whose error may show a secret
+	if json.Unmarshal(f.text, &head) != nil || head.Web != nil || head.Installed != nil { // the error may show a secret; web and installed are of programs that ask a person
 		return nil, noCredentialsf("%s%s is not the JSON of a service account, a user or a workload identity", said, name)
 	}
 	switch f.kind = head.Type; google.CredentialsType(f.kind) {

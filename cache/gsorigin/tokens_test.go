@@ -333,9 +333,10 @@ func TestTokensThatCannotBeHad(t *testing.T) {
 func TestFilesThatAreNone(t *testing.T) {
 	noEnvironment(t)
 	for text, want := range map[string]string{
-		"":                         "is not the JSON of",
-		`{"private_key": "secret`:  "is not the JSON of",
-		`{"installed": {}}`:        `has the type ""`,
+		"":                        "is not the JSON of",
+		`{"private_key": "secret`: "is not the JSON of",
+		`{"type": "service_account", "web": {"redirect_uris": ["http://h"]}}`: "is not the JSON of",
+		`{}`:                       `has the type ""`,
 		`{"type": "gdch_x"}`:       `has the type "gdch_x"`,
 		strings.Repeat(" ", 2<<20): "is no file of at most",
 	} {
