@@ -121,7 +121,7 @@ test-peers: build lib testreport ## Run the real readers and writers: Megatron, 
 	@tests/venv.sh $(PEERS) $(VENV)
 	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_PEERS=$(abspath $(PEERS)/bin/python) HBMFS_LIBRARY=$(abspath bin/libhbmfs.so) \
 	  $(CACHE)/testreport --must-not-skip tests/must_not_skip_peers.txt $(LIMITS) --whole=20m \
-	  $(if $(filter 1,$(RACE)),-race) -p 2 -run Peers ./tests/suites/python/training ./tests/suites/python/serving ./tests/suites/loaders ./tests/suites/volume/programs
+	  $(if $(filter 1,$(RACE)),-race) -p 2 -run Peers ./tests/suites/python/training ./tests/suites/python/serving ./tests/suites/loaders ./tests/suites/hub ./tests/suites/volume/programs
 
 # The peers' wheels are a folder's, WHEELS: nothing is downloaded.
 test-gpu: build lib ## On a machine with an NVIDIA GPU: test every path in HBM, measure it, and with torch other loaders (GPU_OUT, WHEELS; 3 to 15 minutes)

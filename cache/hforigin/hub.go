@@ -230,9 +230,15 @@ func (h *hub) explain(s Source, res *http.Response) error {
 	return fmt.Errorf("the Hub answers %s", said)
 }
 
+// discard ends an answer whose header says it all. The connection is used again where the rest is short.
+func discard(res *http.Response) {
+	_, _ = io.CopyN(io.Discard, res.Body, 4<<10) // the rest is of no use
+	_ = res.Body.Close()
+}
+
 // next is the address that an answer redirects to.
 func next(res *http.Response) (*url.URL, error) {
-	_ = res.Body.Close() // it says no more than its header
+	discard(res)
 	u, err := res.Location()
 	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" || len(u.String()) > mostAddress {
 		return nil, fmt.Errorf("%w: the server redirects to no address of a file", fs.ErrInvalid)
@@ -259,7 +265,7 @@ func (o *Repo) get(ctx context.Context, h *hub, obj *layout.Object, off, n int64
 		if !refuses(res) {
 			return answer(res, obj.Version)
 		}
-		_ = res.Body.Close() // the address has expired
+		discard(res) // the address has expired
 		h.keep(obj.Version, nil)
 	}
 	res, version, err := o.resolve(ctx, h, obj, span)
@@ -310,7 +316,7 @@ func (o *Repo) resolve(ctx context.Context, h *hub, obj *layout.Object, span str
 		redirected := res.StatusCode/100 == 3 && res.StatusCode != http.StatusNotModified
 		switch {
 		case trusted && res.StatusCode/100 != 2 && !redirected:
-			_ = res.Body.Close() // its header says it all
+			discard(res)
 			if res.StatusCode == http.StatusRequestedRangeNotSatisfiable {
 				return nil, "", fmt.Errorf("it became shorter: %w", cache.ErrChanged)
 			}

@@ -55,7 +55,7 @@ func (o *Repo) api(ctx context.Context, u *url.URL, into any) (more string, err 
 			}
 			continue
 		}
-		defer func() { _ = res.Body.Close() }() // it was read, or is of no use
+		defer discard(res)
 		if res.StatusCode != http.StatusOK {
 			return "", o.explain(o.source, res)
 		}
@@ -119,7 +119,7 @@ func (o *Repo) mayRead(ctx context.Context, obj *layout.Object) error {
 		if err != nil {
 			return err
 		}
-		_ = res.Body.Close() // its header says it all
+		discard(res)
 		if res.StatusCode >= 400 && res.StatusCode != http.StatusRequestedRangeNotSatisfiable {
 			return o.explain(o.source, res)
 		}

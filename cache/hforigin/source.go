@@ -22,7 +22,7 @@ type Source struct {
 	Endpoint  *url.URL
 	Anonymous bool // no token is sent
 
-	options string // as they were given, but not anonymous
+	options string // names a mirror
 }
 
 // Parse reads hf://[datasets/|models/|spaces/]ORG/NAME[@REVISION][/PATH]?KEY=VALUE&...
@@ -80,13 +80,14 @@ func (s *Source) setOptions(query string) error {
 	if err != nil {
 		return errors.New("its query cannot be read: want KEY=VALUE&KEY=VALUE")
 	}
-	endpoint := cmp.Or(os.Getenv("HF_ENDPOINT"), "https://huggingface.co")
+	const theHub = "https://huggingface.co"
+	endpoint := cmp.Or(os.Getenv("HF_ENDPOINT"), theHub)
 	for key, values := range options {
 		switch v := values[0]; {
 		case len(values) > 1:
 			return fmt.Errorf("option %s is given twice", key)
 		case key == "endpoint" && v != "":
-			endpoint, s.options = v, "?endpoint="+v
+			endpoint = v
 		case key == "anonymous" && (v == "true" || v == "false"):
 			s.Anonymous = v == "true"
 		case key == "anonymous":
@@ -95,7 +96,9 @@ func (s *Source) setOptions(query string) error {
 			return fmt.Errorf("option %q has no value, or is unknown: there are endpoint and anonymous", key)
 		}
 	}
-	s.Endpoint, err = parseEndpoint(endpoint)
+	if s.Endpoint, err = parseEndpoint(endpoint); err == nil && s.Endpoint.String() != theHub {
+		s.options = "?endpoint=" + s.Endpoint.String()
+	}
 	return err
 }
 
@@ -123,7 +126,7 @@ func (s Source) at(revision string) string {
 		text += "@" + strings.ReplaceAll(revision, "/", "%2F")
 	}
 	if s.Path != "" {
-		text += "/" + s.Path
+		text += "/" + strings.NewReplacer("%", "%25", "?", "%3F", "#", "%23").Replace(s.Path)
 	}
 	return text + s.options
 }

@@ -2,6 +2,7 @@
 package origins
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/hbmfs/hbmfs/cache/fetch"
@@ -54,7 +55,7 @@ func Open(source string, opt Options) (o Origin, caches []string, err error) {
 
 // Local returns the directory of this machine that an address means under the settings of its scheme, "" where it means no directory.
 func Local(source string) (dir string, err error) {
-	if address.Of(source).Form != "hf://ORG/NAME" || !hforigin.Offline() {
+	if !slices.Contains(address.Of(source).Names, "hf") || !hforigin.Offline() {
 		return "", nil
 	}
 	s, err := hforigin.Parse(source)

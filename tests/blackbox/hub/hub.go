@@ -63,8 +63,15 @@ type Repo struct {
 }
 
 type file struct {
-	data []byte
-	lfs  bool
+	data        []byte
+	lfs         bool
+	git, sha256 string // hashes in hex
+}
+
+func newFile(data []byte) *file {
+	sum, blob := sha256.Sum256(data), layout.VersionHash(layout.GitVersion, int64(len(data)))
+	blob.Write(data)
+	return &file{data, len(data) >= LFS, hex.EncodeToString(blob.Sum(nil)), hex.EncodeToString(sum[:])}
 }
 
 // LFS is the size from which a file is in LFS, bytes.
@@ -124,7 +131,7 @@ func (r *Repo) Commit(files map[string][]byte) string {
 		tree = map[string]*file{}
 	}
 	for name, data := range files {
-		tree[name] = &file{data, len(data) >= LFS}
+		tree[name] = newFile(data)
 		if data == nil {
 			delete(tree, name)
 		}
@@ -137,17 +144,6 @@ func (r *Repo) Commit(files map[string][]byte) string {
 
 // Branch points a ref at a commit.
 func (r *Repo) Branch(ref, commit string) { r.hub.Set(func() { r.refs[ref] = commit }) }
-
-func (f *file) git() string {
-	h := layout.VersionHash(layout.GitVersion, int64(len(f.data)))
-	h.Write(f.data)
-	return hex.EncodeToString(h.Sum(nil))
-}
-
-func (f *file) sha256() string {
-	sum := sha256.Sum256(f.data)
-	return hex.EncodeToString(sum[:])
-}
 
 // answered notes the status.
 type answered struct {
@@ -289,9 +285,9 @@ func (h *Hub) tree(w http.ResponseWriter, r *http.Request, tree map[string]*file
 			continue
 		}
 		f := tree[name]
-		e := map[string]any{"type": "file", "oid": f.git(), "size": len(f.data), "path": name}
+		e := map[string]any{"type": "file", "oid": f.git, "size": len(f.data), "path": name}
 		if f.lfs {
-			e["lfs"] = map[string]any{"oid": f.sha256(), "size": len(f.data), "pointerSize": 130}
+			e["lfs"] = map[string]any{"oid": f.sha256, "size": len(f.data), "pointerSize": 130}
 		}
 		entries = append(entries, e)
 	}
@@ -319,7 +315,7 @@ func (h *Hub) resolve(w http.ResponseWriter, r *http.Request, commit string, f *
 		return
 	}
 	if !f.lfs {
-		w.Header().Set("ETag", `"`+f.git()+`"`)
+		w.Header().Set("ETag", `"`+f.git+`"`)
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(f.data))
 		return
@@ -327,8 +323,8 @@ func (h *Hub) resolve(w http.ResponseWriter, r *http.Request, commit string, f *
 	signature := fmt.Sprint("signature-", len(h.requests), "-", len(h.signed))
 	h.signed[signature] = true
 	w.Header().Set("X-Linked-Size", strconv.Itoa(len(f.data)))
-	w.Header().Set("X-Linked-Etag", `"`+f.sha256()+`"`)
-	w.Header().Set("Location", h.Storage.URL+"/lfs/"+f.sha256()+"?X-Signature="+signature)
+	w.Header().Set("X-Linked-Etag", `"`+f.sha256+`"`)
+	w.Header().Set("Location", h.Storage.URL+"/lfs/"+f.sha256+"?X-Signature="+signature)
 	w.WriteHeader(http.StatusFound)
 }
 
@@ -340,7 +336,7 @@ func (h *Hub) serveStorage(w http.ResponseWriter, r *http.Request) {
 	for _, repo := range h.repos {
 		for _, tree := range repo.trees {
 			for _, f := range tree {
-				if f.lfs && strings.HasSuffix(r.URL.Path, "/"+f.sha256()) {
+				if f.lfs && strings.HasSuffix(r.URL.Path, "/"+f.sha256) {
 					data = f.data
 				}
 			}
