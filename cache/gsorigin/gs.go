@@ -124,14 +124,15 @@ func (o *Bucket) get(ctx context.Context, endpoint string, obj *layout.Object, o
 		}
 		return nil, err
 	}
-	return &fetch.Answer{Response: res, Version: v.of(res.Header, obj.Version)}, nil
+	res.Version = v.of(res.Header, obj.Version)
+	return res, nil
 }
 
 // errNoBucket says that the bucket is not there.
 var errNoBucket = fmt.Errorf("there is no such bucket: %w", fs.ErrNotExist)
 
 // do asks for an object, or for the listing where name is empty. An answer has status 200 or 206.
-func (o *Bucket) do(ctx context.Context, endpoint, name string, query url.Values, headers ...string) (*http.Response, error) {
+func (o *Bucket) do(ctx context.Context, endpoint, name string, query url.Values, headers ...string) (*fetch.Answer, error) {
 	address := endpoint + "/storage/v1/b/" + o.source.Bucket + "/o"
 	if name != "" {
 		address += "/" + url.PathEscape(name)
@@ -166,7 +167,7 @@ func (o *Bucket) do(ctx context.Context, endpoint, name string, query url.Values
 	}
 	if res.StatusCode == http.StatusOK || res.StatusCode == http.StatusPartialContent {
 		o.tokens.taken(k)
-		return res, nil
+		return &fetch.Answer{Response: res}, nil
 	}
 	defer func() { _ = res.Body.Close() }() // it is not what was asked for
 	return nil, o.explain(k, res)
