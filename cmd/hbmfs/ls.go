@@ -23,7 +23,7 @@ func newLsCommand() *cobra.Command {
 	c := &lsCommand{}
 	cmd := c.work(&cobra.Command{
 		Use:   "ls SOURCE",
-		Short: "List the files of a source without mounting it: their sizes, dates and names",
+		Short: "List the files of a source without mounting it",
 		Long: `List the files that a mount of SOURCE would show: size in bytes, date of the last change, name. SOURCE is a directory or an address,
 as of hbmfs mount: ` + address.Forms("or") + `. No byte of a file is read.
 

@@ -36,7 +36,7 @@ Begun = Callable[[dict[str, Any], dict[str, int]], object] | None
 """Is called when all reads are begun, with the tensors and the bytes of progress from which on each is there."""
 
 SHARE = REQUEST
-"""Most bytes that each rank of a group reads of what is exchanged at once."""
+"""Most exchanged bytes that each rank of a group reads at once."""
 EVEN = 512
 """Bytes of which each rank's share of a block is a multiple."""
 
@@ -95,7 +95,7 @@ def outlines(path: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
 
 
 class Call(NamedTuple):
-    """What is to be loaded, and how: the arguments of load_safetensors."""
+    """The arguments of load_safetensors."""
 
     path: str | os.PathLike[str]
     device: Any
@@ -122,7 +122,7 @@ class Call(NamedTuple):
         raise failure
 
     def _run(self, device: int, team: Team | None) -> dict[str, Any]:
-        """Loads, alone or with the ranks of a team, which hear of what is wrong with any rank's arguments."""
+        """Loads, alone or with the ranks of a team, which hear of mistakes in any rank's arguments."""
         if self.reader is not None and self.reader.device != device:
             raise DeviceError(f"the reader is for {_device.name(self.reader.device)} and the weights go to {_device.name(device)}: give one of that device")
         library = _Torch(_device.name(device)) if _has_torch(device) else _Numpy()
@@ -183,13 +183,13 @@ class _Load(NamedTuple):
         return self.layout.blocks if len(self.ranks) == 1 or self.matrices else [-(-size // even) * even for size in self.layout.blocks]
 
     def windows(self, size: int) -> list[tuple[int, int]]:
-        """The begins and ends of what is exchanged at once."""
+        """The begins and ends of ranges that are exchanged at once."""
         step = SHARE * len(self.ranks) if len(self.ranks) > 1 else size
         return [(begin, min(begin + step, size)) for begin in range(0, size, step)]
 
 
 def _loads(headers: Sequence[Header], slices: Slices, team: Team | None) -> list[_Load]:
-    """Packs what this rank wants: first what it shares with others, in the order that all of them follow."""
+    """Packs this rank's parts: first the shared ones, in the order that all ranks follow."""
     tensors = [tensor for header in headers for tensor in header.tensors]
     mine = _parts.wanted(tensors, slices)
     me = 0 if team is None else team.rank
@@ -210,7 +210,7 @@ def _loads(headers: Sequence[Header], slices: Slices, team: Team | None) -> list
 
 
 def _agreed(team: Team, headers: Sequence[Header], mine: list[Cut | Skip]) -> list[list[Any]]:
-    """What each rank wants of each tensor. All must see the same files."""
+    """The part of each tensor that each rank wants. All must see the same files."""
     seen = {os.path.basename(header.path): [header.size, hashlib.sha256(repr(header.tensors).encode()).hexdigest()] for header in headers}
     wants: Any = None if all(want is None for want in mine) else ["skip" if isinstance(want, Skip) else want for want in mine]
     cuts = []
@@ -260,7 +260,7 @@ class _Opening:
         if self._future.done():
             self._close(self._future)
         else:
-            # Ctrl-C, or a bad header, does not wait for CUDA: the thread closes what it then has.
+            # Ctrl-C, or a bad header, does not wait for CUDA: the thread closes its reader.
             self._future.add_done_callback(self._close)
 
     @staticmethod
@@ -285,7 +285,7 @@ def _read(
         for load in loads:
             for block, size in enumerate(load.sizes(), first):
                 if block == len(blocks):
-                    blocks.append(library.allocate(size))  # meanwhile the link works on what was begun
+                    blocks.append(library.allocate(size))  # meanwhile the link works on begun copies
                 if not load.matrices:
                     _read_block(load, block - first, size, files, blocks[block], library, transfer, exchange)
             if load.matrices:
