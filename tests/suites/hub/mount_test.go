@@ -308,3 +308,36 @@ print(huggingface_hub.snapshot_download("org/gated", repo_type=sys.argv[1], max_
 		wantFiles(t, local, files)
 	}
 }
+
+// TestPeersLoadAModel has transformers load a model through a mount of the Hub, as it loads the same files from a directory.
+func TestPeersLoadAModel(t *testing.T) {
+	python := os.Getenv("HBMFS_PEERS")
+	if python == "" {
+		t.Skip("HBMFS_PEERS names no Python with transformers: make test-peers makes one")
+	}
+	blackbox.NeedFUSE(t)
+	run := func(program string, args ...string) {
+		t.Helper()
+		cmd := exec.CommandContext(t.Context(), python, append([]string{"-W", "ignore", "-c", program}, args...)...)
+		cmd.Env = append(os.Environ(), "HF_HUB_OFFLINE=1", "CUDA_VISIBLE_DEVICES=")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	}
+	dir, files := suite.NewDir(t), map[string][]byte{}
+	run(`import sys
+from transformers import GPT2Config, GPT2LMHeadModel
+GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=32, n_positions=16)).save_pretrained(sys.argv[1])`, dir)
+	names, err := filepath.Glob(filepath.Join(dir, "*"))
+	must(t, err)
+	for _, name := range names {
+		files[filepath.Base(name)], err = os.ReadFile(name)
+		must(t, err)
+	}
+	repo := hub.New(t).Repo("models/org/gpt2")
+	repo.Commit(files)
+	run(`import sys
+from transformers import AutoModelForCausalLM
+one, two = (AutoModelForCausalLM.from_pretrained(d).state_dict() for d in sys.argv[1:])
+assert one.keys() == two.keys() and all((one[k] == two[k]).all() for k in one)`, mount(t, repo.Source()).Point, dir)
+}
