@@ -29,6 +29,7 @@ PAGES   = README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md $(wildcard docs
 VENV    = $(CACHE)/venv
 PEERS   = $(CACHE)/venv-peers
 S3      = $(CACHE)/s3server
+GCS     = $(CACHE)/gcsserver
 SANITY  = $(CACHE)/csi-sanity
 K8SCHECK = $(CACHE)/k8scheck
 NFPM    = $(CACHE)/nfpm
@@ -94,6 +95,7 @@ test: go ## Run every check but lint: vet, gofmt, Go tests with the race detecto
 	  HBMFS_BINARY_RACE=$(if $(filter 1,$(RACE)),$(abspath $(CACHE)/race/hbmfs)) HBMFS_CSI_RACE=$(if $(filter 1,$(RACE)),$(abspath $(CACHE)/race/hbmfs-csi)) \
 	  HBMFS_LIBRARY=$(if $(filter 1,$(READERS)),$(abspath bin/libhbmfs.so)) GORACE="$(or $(GORACE),atexit_sleep_ms=100)" \
 	  PYTHONPYCACHEPREFIX=$(abspath $(CACHE)/bytecode) HBMFS_VERSION=$(VERSION) HBMFS_S3SERVER=$(if $(filter 1,$(SERVERS)),$(abspath $(S3))) \
+	  HBMFS_GCSSERVER=$(if $(filter 1,$(SERVERS)),$(abspath $(GCS))) \
 	  HBMFS_CSI=$(abspath bin/hbmfs-csi) HBMFS_CSI_SANITY=$(if $(filter 1,$(SERVERS)),$(abspath $(SANITY))) \
 	  HBMFS_K8SCHECK=$(if $(filter 1,$(DEPLOY)),$(abspath $(K8SCHECK))) HBMFS_PACKAGES=$(if $(filter 1,$(DEPLOY)),$(abspath $(PACKAGES))) \
 	  HBMFS_IMAGE=$(if $(filter 1,$(DEPLOY)),$(abspath bin/image.tar)) \
@@ -106,7 +108,7 @@ testreport: go
 
 # The packages of a release are compressed as far as can be, which takes ten seconds for each.
 test-programs: LEVEL = 1
-test-programs: build testreport $(if $(filter 1,$(READERS)),lib) $(if $(filter 1,$(SERVERS)),$(S3) $(SANITY)) $(if $(filter 1,$(DEPLOY)),$(K8SCHECK) packages image)
+test-programs: build testreport $(if $(filter 1,$(READERS)),lib) $(if $(filter 1,$(SERVERS)),$(S3) $(GCS) $(SANITY)) $(if $(filter 1,$(DEPLOY)),$(K8SCHECK) packages image)
 	@mkdir -p $(CACHE)/race
 	$(if $(filter 1,$(RACE)),$(GO) build -race -buildvcs=false -ldflags '-s -w' -o $(CACHE)/race/ ./cmd/hbmfs ./cmd/hbmfs-csi)
 
@@ -155,6 +157,12 @@ $(S3): $(wildcard tests/suites/origins/s3server/*) | go
 	@echo "building an S3 server for the tests, once (a minute)"
 	tools/retry.sh $(GO) -C tests/suites/origins/s3server mod download
 	CGO_ENABLED=0 $(GO) -C tests/suites/origins/s3server build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $(S3)) .
+
+$(GCS): $(wildcard tests/suites/origins/gcsserver/*) | go
+	@mkdir -p $(CACHE)
+	@echo "building a Google Cloud Storage for the tests, once (a minute)"
+	tools/retry.sh $(GO) -C tests/suites/origins/gcsserver mod download
+	CGO_ENABLED=0 $(GO) -C tests/suites/origins/gcsserver build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $(GCS)) .
 
 # So are what knows Kubernetes and Helm, and what makes packages.
 $(K8SCHECK): $(wildcard tests/cluster/deploy/k8scheck/*) | go

@@ -6,12 +6,14 @@ import (
 	"encoding/hex"
 	"fmt"
 	"hash"
+	"hash/crc32"
 	"strings"
 )
 
 // Versions that are the content's hash, in hex, begin so.
 const (
 	SHA256Version = "sha256:" // of the bytes
+	CRC32CVersion = "crc32c:" // of the bytes; a space and more of the version may follow
 	GitVersion    = "git:"    // SHA-1 of the bytes as a blob of Git
 )
 
@@ -20,6 +22,8 @@ func VersionHash(version string, size int64) hash.Hash {
 	switch {
 	case strings.HasPrefix(version, SHA256Version):
 		return sha256.New()
+	case strings.HasPrefix(version, CRC32CVersion):
+		return crc32.New(crc32.MakeTable(crc32.Castagnoli))
 	case strings.HasPrefix(version, GitVersion):
 		h := sha1.New()
 		fmt.Fprintf(h, "blob %d\x00", size)
@@ -31,6 +35,7 @@ func VersionHash(version string, size int64) hash.Hash {
 // CheckHash compares the hash of all bytes of an object with its version.
 func CheckHash(version string, h hash.Hash) error {
 	kind, want, _ := strings.Cut(version, ":")
+	want, _, _ = strings.Cut(want, " ")
 	if got := hex.EncodeToString(h.Sum(nil)); got != want {
 		return fmt.Errorf("the bytes have %s %s, and the source says %s", kind, got, want)
 	}

@@ -8,8 +8,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -67,7 +65,8 @@ func (c *Client) again(ctx context.Context, t *tries, err error) error {
 	case !c.notice.answered() && cannotAnswer(err):
 		patience = c.opt.Wait
 	}
-	if waited := time.Since(t.since); waited >= patience {
+	waited := time.Since(t.since)
+	if waited >= patience {
 		if errors.Is(err, io.EOF) { // how a server hangs up; readers would take it for the object's end
 			err = errors.New(err.Error())
 		}
@@ -75,39 +74,13 @@ func (c *Client) again(ctx context.Context, t *tries, err error) error {
 			return fmt.Errorf("%w: %w: check its address, or wait for it (--wait)", ErrUnreachable, err)
 		}
 		return fmt.Errorf("%w: %w", ErrUnreachable, err)
-	} else if waited >= soon {
+	} else if waited >= soon || asked(err) > soon {
 		c.notice.say(c.opt.Retrying, err)
 	}
 	if errors.Is(err, errYielded) { // its next turn is late enough
 		return nil
 	}
-	wait := t.wait.NextBackOff()
-	if later := (Later{}); errors.As(err, &later) {
-		wait = max(wait, min(later.After, patience-time.Since(t.since)))
-	}
-	return pause.For(ctx, wait)
-}
-
-// Later is an error after which the next attempt should wait, as a server asks by Retry-After. It waits no longer than patience lasts.
-type Later struct {
-	Err   error
-	After time.Duration
-}
-
-func (l Later) Error() string { return l.Err.Error() }
-
-func (l Later) Unwrap() error { return l.Err }
-
-// RetryAfter makes an error a [Later] where an answer says how many seconds to wait: in Retry-After, or in the t= of a RateLimit.
-func RetryAfter(h http.Header, err error) error {
-	text := h.Get("Retry-After")
-	if _, reset, found := strings.Cut(h.Get("RateLimit"), ";t="); text == "" && found {
-		text = reset
-	}
-	if seconds, bad := strconv.ParseUint(strings.TrimSpace(text), 10, 31); bad == nil {
-		return Later{err, time.Duration(seconds) * time.Second}
-	}
-	return err
+	return pause.For(ctx, max(t.wait.NextBackOff(), min(asked(err), patience-waited)))
 }
 
 // cannotAnswer tells errors that mean that no server is there, or none that is trusted. An origin that has answered

@@ -181,7 +181,7 @@ func explain(res *http.Response) error {
 	if fetch.Lasting(res.StatusCode) {
 		return fmt.Errorf("%w: the server answers %s", fs.ErrInvalid, status(res))
 	}
-	return fmt.Errorf("the server answers %s", status(res))
+	return fetch.RetryAfter(res.Header, fmt.Errorf("the server answers %s", status(res)))
 }
 
 // request makes a request for a file below the base, or for a directory, whose name ends with a slash. A name may contain

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/hbmfs/hbmfs/cache/fetch"
+	"github.com/hbmfs/hbmfs/cache/gsorigin"
 	"github.com/hbmfs/hbmfs/cache/hforigin"
 	"github.com/hbmfs/hbmfs/cache/httporigin"
 	"github.com/hbmfs/hbmfs/cache/s3origin"
@@ -40,7 +41,7 @@ type Options struct {
 
 // openers are the schemes' ways to open an address. caches are the URLs that the address itself names to be asked before the origin.
 func openers() map[string]func(source string, opt Options) (o Origin, caches []string, err error) {
-	return map[string]func(string, Options) (Origin, []string, error){"s3": openS3, "hf": openHub, "http": openHTTP}
+	return map[string]func(string, Options) (Origin, []string, error){"s3": openS3, "gs": openGS, "hf": openHub, "http": openHTTP}
 }
 
 // Open opens the origin that an address names. A mistake in the address is a [cli.Mistake].
@@ -78,6 +79,18 @@ func openS3(source string, opt Options) (Origin, []string, error) {
 		return o, nil, nil
 	}
 	return o, strings.Split(s.Caches, ","), nil
+}
+
+func openGS(source string, opt Options) (Origin, []string, error) {
+	s, err := gsorigin.Parse(source)
+	if err != nil {
+		return nil, nil, cli.Mistake{Err: err}
+	}
+	o, err := gsorigin.Open(s, opt.Options)
+	if err != nil {
+		return nil, nil, err
+	}
+	return o, nil, nil
 }
 
 func openHub(source string, opt Options) (Origin, []string, error) {

@@ -3,7 +3,6 @@ package s3origin
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"encoding/xml"
 	"fmt"
 	"io"
@@ -11,6 +10,8 @@ import (
 	"net/http"
 
 	"github.com/minio/minio-go/v7"
+
+	"github.com/hbmfs/hbmfs/cache/fetch"
 )
 
 // Bounds of one page of a listing. S3 gives at most 1,000 keys of up to 1,024 bytes, escaped or not.
@@ -20,45 +21,21 @@ const (
 	mostPage     = 4 << 20      // bytes
 	mostEntries  = 2 * pageKeys // keys and directories, where a server counts them apart
 	mostElements = 40 * pageKeys
-	mostEmpty    = 1000 // pages without a key, in a row
 )
-
-// pages is one run through the listing of a directory. minio-go asks for the pages and parses them; the
-// transport shows them to pages as they pass.
-type pages struct {
-	seen  map[[sha256.Size]byte]bool // continuation tokens
-	found bool                       // the last page had a key or a directory
-	empty int                        // pages in a row that had none
-}
 
 type pagesKey struct{}
 
-// withPages has requests under a context belong to one run.
+// withPages has requests under a context belong to one run through the listing of a directory. minio-go asks for the pages and
+// parses them; the transport shows them to [fetch.Pages] as they pass.
 func withPages(ctx context.Context) context.Context {
-	return context.WithValue(ctx, pagesKey{}, &pages{seen: map[[sha256.Size]byte]bool{}, found: true})
-}
-
-// ask notes a request for a page. A listing that comes to where it was, or brings nothing, would never end.
-func (p *pages) ask(token, marker string) error {
-	sum := sha256.Sum256([]byte(token + "\x00" + marker))
-	if p.seen[sum] {
-		return fmt.Errorf("%w: the server's listing goes in a circle: it gives the same continuation token again", fs.ErrInvalid)
-	}
-	p.seen[sum] = true
-	if p.empty++; p.found {
-		p.empty = 0
-	}
-	if p.found = false; p.empty > mostEmpty {
-		return fmt.Errorf("%w: the server's listing does not advance: %d pages in a row have no key", fs.ErrInvalid, mostEmpty)
-	}
-	return nil
+	return context.WithValue(ctx, pagesKey{}, fetch.NewPages())
 }
 
 // page is the body of one page. It counts the memory that a parser would need, before the parser runs: an element of
 // a few bytes becomes hundreds in memory.
 type page struct {
 	io.ReadCloser
-	pages             *pages
+	pages             *fetch.Pages
 	read              int64
 	start             []byte // of the text, until its first element is known
 	elements, entries int
@@ -126,7 +103,7 @@ func (b *page) element() error {
 	}
 	if entry := string(b.tag); entry == "Contents" || entry == "CommonPrefixes" {
 		b.entries++
-		b.pages.found = true
+		b.pages.Found()
 	}
 	if b.entries > mostEntries || b.elements > mostElements {
 		return fmt.Errorf("%w: a page of the server's listing has more than the %d keys that were asked for", fs.ErrInvalid, pageKeys)

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/xml"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"strings"
@@ -18,13 +17,13 @@ const onePage = `<?xml version="1.0"?>` + "\n" + `<!-- a page --><ListBucketResu
 	`<Contents><Key>a&lt;b</Key><Size>1</Size></Contents><x:Contents/><CommonPrefixes><Prefix>d/</Prefix></CommonPrefixes></ListBucketResult>`
 
 func pageOf(text io.Reader) *page {
-	return &page{ReadCloser: io.NopCloser(text), pages: &pages{}}
+	return &page{ReadCloser: io.NopCloser(text), pages: fetch.NewPages()}
 }
 
 func TestPageCountsElements(t *testing.T) {
 	for _, r := range []io.Reader{strings.NewReader(onePage), iotest.OneByteReader(strings.NewReader(onePage))} {
 		b := pageOf(r)
-		if text, err := io.ReadAll(b); err != nil || string(text) != onePage || b.entries != 3 || b.elements != 8 || !b.pages.found {
+		if text, err := io.ReadAll(b); err != nil || string(text) != onePage || b.entries != 3 || b.elements != 8 {
 			t.Errorf("%d entries of %d elements, %v; want 3 of 8", b.entries, b.elements, err)
 		}
 	}
@@ -82,26 +81,6 @@ func FuzzPage(f *testing.F) {
 			t.Errorf("%d of %d elements and %d of %d entries were seen in %q", b.elements, elements, b.entries, entries, text)
 		}
 	})
-}
-
-func TestListingsGoForward(t *testing.T) {
-	p := &pages{seen: map[[32]byte]bool{}, found: true}
-	for n := range mostEmpty + 2 {
-		p.found = n%2 == 0
-		if err := p.ask(fmt.Sprint(n), ""); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := p.ask("7", ""); !errors.Is(err, fs.ErrInvalid) {
-		t.Errorf("a token that was there: %v", err)
-	}
-	var err error
-	for n := 0; n <= mostEmpty+1 && err == nil; n++ {
-		err = p.ask(fmt.Sprint("empty", n), "")
-	}
-	if !errors.Is(err, fs.ErrInvalid) {
-		t.Errorf("pages without keys: %v", err)
-	}
 }
 
 // TestNamesThatCannotBe are refused before anything is asked.

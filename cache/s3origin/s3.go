@@ -21,7 +21,6 @@ import (
 	"github.com/minio/minio-go/v7"
 	"github.com/minio/minio-go/v7/pkg/credentials"
 	"github.com/minio/minio-go/v7/pkg/s3utils"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/cache/fetch"
@@ -141,6 +140,9 @@ func (o *Bucket) get(ctx context.Context, client *minio.Client, obj *layout.Obje
 		if err = o.explain(err); errors.Is(err, fs.ErrNotExist) {
 			err = fmt.Errorf("%w: %w", err, cache.ErrChanged)
 		}
+		if res != nil {
+			err = fetch.RetryAfter(res.Header, err)
+		}
 		return nil, err
 	}
 	o.rotation.worked(o.creds)
@@ -223,9 +225,6 @@ func isDenied(r minio.ErrorResponse) bool {
 		r.Code == "InvalidToken" || r.Code == "XAdminUserNotFound" // which AWS answers with 400, and versitygw with 404
 }
 
-// listers is how many pages of a listing are asked for at once.
-const listers = 32
-
 // List lists the objects below the prefix, the directories side by side. The prefix may also name one object.
 func (o *Bucket) List(ctx context.Context) (*cache.Listing, error) {
 	if p := o.source.Prefix; p != "" && !strings.HasSuffix(p, "/") {
@@ -237,20 +236,9 @@ func (o *Bucket) List(ctx context.Context) (*cache.Listing, error) {
 			return cache.RemoteListing([]*layout.Object{obj}), nil
 		}
 	}
-	w := walk{origin: o, listing: o.NewListing(), found: make(chan []*layout.Object)}
-	g, walking := errgroup.WithContext(ctx)
-	g.SetLimit(listers)
-	done := make(chan error, 1)
-	g.Go(func() error { return w.dir(walking, g, o.source.dir) })
-	go func() { // ends with the walk
-		done <- g.Wait()
-		close(w.found)
-	}()
-	var objects []*layout.Object
-	for page := range w.found {
-		objects = append(objects, page...)
-	}
-	if err := <-done; err != nil {
+	w := walk{o, o.NewListing()}
+	objects, err := fetch.Walk(ctx, o.source.dir, w.page)
+	if err != nil {
 		return nil, fmt.Errorf("list %s: %w", o, err)
 	}
 	listed := len(objects)
@@ -292,25 +280,6 @@ func (o *Bucket) one(ctx context.Context, key string) (obj *layout.Object, err e
 type walk struct {
 	origin  *Bucket
 	listing *fetch.Listing
-	found   chan []*layout.Object
-}
-
-// dir lists one directory, and those below it by the group's other members where one is free.
-func (w *walk) dir(ctx context.Context, g *errgroup.Group, prefix string) error {
-	objects, below, err := w.page(ctx, prefix)
-	if err != nil {
-		return err
-	}
-	w.found <- objects
-	for _, dir := range below {
-		if g.TryGo(func() error { return w.dir(ctx, g, dir) }) {
-			continue
-		}
-		if err := w.dir(ctx, g, dir); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // page lists one directory: its objects and the directories in it. An attempt goes on where the last one broke off.

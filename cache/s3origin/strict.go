@@ -22,10 +22,10 @@ const mostBody = 1 << 20
 func (s strict) RoundTrip(q *http.Request) (*http.Response, error) {
 	q = q.Clone(q.Context()) // a transport must not change its argument
 	q.Header.Set("Accept-Encoding", "identity")
-	walked, _ := q.Context().Value(pagesKey{}).(*pages)
+	walked, _ := q.Context().Value(pagesKey{}).(*fetch.Pages)
 	if query := q.URL.Query(); walked == nil || !query.Has("delimiter") {
 		walked = nil // it asks for credentials, or where the bucket is
-	} else if err := walked.ask(query.Get("continuation-token"), query.Get("marker")); err != nil {
+	} else if err := walked.Ask(query.Get("continuation-token") + "\x00" + query.Get("marker")); err != nil {
 		return nil, err
 	}
 	res, err := s.RoundTripper.RoundTrip(q)

@@ -340,6 +340,11 @@ func (w *Want) useSecrets(r Request) error {
 			}
 			continue
 		}
+		if scheme.CheckSecret != nil {
+			if why := scheme.CheckSecret(value); why != "" {
+				return invalid("secret key %s: %s", name, why)
+			}
+		}
 		if scheme.SecretFile != "" {
 			text = value + "\n"
 			continue

@@ -62,6 +62,14 @@ func TestTokenOfTheHub(t *testing.T) {
 	}
 }
 
+func TestCredentialsOfGoogle(t *testing.T) {
+	const key = `{"type":"service_account","private_key":"hunter2"}`
+	w, err := Parse(Request{Attributes: attributes("gs://bucket/data"), Secrets: map[string]string{"credentials.json": key}})
+	if err != nil || w.Auth != AuthSecret || string(w.Credentials) != key+"\n" || strings.Contains(fmt.Sprintf("%+v", w.Spec), "hunter2") {
+		t.Errorf("%+v, %v", w, err)
+	}
+}
+
 func TestParseRefuses(t *testing.T) {
 	role := "arn:aws:iam::1:role/r"
 	for name, c := range map[string]struct {
@@ -122,6 +130,10 @@ func TestParseRefuses(t *testing.T) {
 		"hub, key of S3":         {Request{Attributes: attributes("hf://org/name"), Secrets: keys("a", "hunter2")}, "AWS_ACCESS_KEY_ID HF_TOKEN"},
 		"hub, no token":          {Request{Attributes: attributes("hf://org/name"), Secrets: map[string]string{"HF_TOKEN": " "}}, "HF_TOKEN missing"},
 		"hub, role":              {Request{Attributes: attributes("hf://org/name", "roleArn", role)}, "roleArn hf"},
+		"gs, workload identity":  {Request{Attributes: attributes("gs://bucket"), Secrets: map[string]string{"credentials.json": `{"type":"external_account","credential_source":{"file":"/hunter2"}}`}}, "credentials.json service_account"},
+		"gs, type twice":         {Request{Attributes: attributes("gs://bucket"), Secrets: map[string]string{"credentials.json": `{"type":"service_account","TYPE":"external_account","private_key":"hunter2"}`}}, "credentials.json service_account"},
+		"gs, no JSON":            {Request{Attributes: attributes("gs://bucket"), Secrets: map[string]string{"credentials.json": "hunter2"}}, "credentials.json service_account"},
+		"gs, key of S3":          {Request{Attributes: attributes("gs://bucket"), Secrets: keys("a", "hunter2")}, "AWS_ACCESS_KEY_ID credentials.json"},
 		"hub, token in it":       {Request{Attributes: attributes("hf://hunter2@org/name")}, "source secret"},
 		"backquote in a secret":  {Request{Attributes: attributes("s3://b"), Secrets: keys("a", "hunter2`")}, "AWS_SECRET_ACCESS_KEY backquote"},
 	} {
@@ -209,6 +221,7 @@ func TestAddress(t *testing.T) {
 		{"s3://b/p", AuthSecret, "s3://b/p"},
 		{"hf://datasets/o/n?endpoint=http://h", AuthAnonymous, "hf://datasets/o/n?endpoint=http://h&anonymous=true"},
 		{"hf://o/n@v1", AuthSecret, "hf://o/n@v1"},
+		{"gs://b/p", AuthAnonymous, "gs://b/p?anonymous=true"},
 		{"https://h/p/", AuthAnonymous, "https://h/p/"},
 		{"/d", AuthAnonymous, "/d"},
 	} {

@@ -4,6 +4,7 @@
 package address
 
 import (
+	"encoding/json"
 	"slices"
 	"strings"
 )
@@ -18,7 +19,9 @@ type Scheme struct {
 	// SecretFile is the variable of the environment that names a file with the one secret in it. "" stands for AWS's credentials file, which has
 	// all secrets.
 	SecretFile string
-	Role       bool // it takes a role by the token of a pod's service account
+	// CheckSecret says why a secret of a pod may not be used, "" where it may; nil where each may.
+	CheckSecret func(value string) (why string)
+	Role        bool // it takes a role by the token of a pod's service account
 }
 
 // Schemes are all schemes, in the order of help.
@@ -31,6 +34,12 @@ func Schemes() []Scheme {
 			Secrets: []string{"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"}, Role: true,
 		},
 		{
+			Names: []string{"gs"}, Form: "gs://BUCKET/PREFIX",
+			Help:    "?user_project=PROJECT; credentials are found where Google's tools find them",
+			Options: []string{"endpoint", "user_project"},
+			Secrets: []string{"credentials.json"}, SecretFile: "GOOGLE_APPLICATION_CREDENTIALS", CheckSecret: checkGoogle,
+		},
+		{
 			Names: []string{"hf"}, Form: "hf://ORG/NAME",
 			Help: "a model of the Hugging Face Hub; hf://datasets/ORG/NAME is a dataset, and @REVISION and /PATH may follow. " +
 				"The token is found where the Hub's tools find it: HF_TOKEN, or hf auth login. HF_ENDPOINT names a mirror",
@@ -41,6 +50,17 @@ func Schemes() []Scheme {
 			Help: "one file, or a directory (with a slash at its end) that has an index, or that its server lists",
 		},
 	}
+}
+
+// checkGoogle refuses files of credentials that have their reader open files of the node, and send them to a server that they name.
+func checkGoogle(value string) string {
+	var file struct {
+		Type string `json:"type"`
+	}
+	if json.Unmarshal([]byte(value), &file) != nil || file.Type != "service_account" && file.Type != "authorized_user" {
+		return "want the JSON of a service account's key, or of a user (type service_account or authorized_user)"
+	}
+	return ""
 }
 
 // Of returns the scheme of a source; of a path, and of an address that nothing opens, one without names.

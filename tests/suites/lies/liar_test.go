@@ -20,11 +20,11 @@ import (
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
-// liar is a server of one dataset, as a bucket of S3 or as a web server, that tells lies until it is told to be honest.
+// liar is a server of one dataset, as a bucket of S3 or of Google's, or as a web server, that tells lies until it is told to be honest.
 type liar struct {
 	*httptest.Server
 	files  map[string][]byte
-	s3     bool
+	s3, gs bool
 	hub    func(w http.ResponseWriter, r *http.Request) bool // answers as a Hugging Face Hub before the bucket; nil where there is none
 	honest atomic.Bool
 	read   func(x *exchange) bool // tells a lie about a range of a file, or leaves it to the truth
@@ -39,6 +39,7 @@ type exchange struct {
 	data     []byte
 	from, to int64 // of a range, its end beyond the last byte
 	tag      string
+	version  string // the header that has it
 }
 
 const (
@@ -51,6 +52,15 @@ func newLiar(t testing.TB, inS3 bool, files map[string][]byte, read, list func(x
 	if !inS3 {
 		l.files["index.json"] = indexOf(t, slices.Sorted(maps.Keys(files)))
 	}
+	return l.start(t)
+}
+
+// newGSLiar is newLiar as a bucket of Google's.
+func newGSLiar(t testing.TB, files map[string][]byte, read, list func(x *exchange) bool) *liar {
+	return (&liar{files: maps.Clone(files), gs: true, read: read, list: list}).start(t)
+}
+
+func (l *liar) start(t testing.TB) *liar {
 	l.Server = httptest.NewUnstartedServer(l)
 	l.Config.ErrorLog = log.New(io.Discard, "", 0) // of what was broken on purpose
 	l.Start()
@@ -73,6 +83,9 @@ func indexOf(t testing.TB, names []string) []byte {
 }
 
 func (l *liar) source() string {
+	if l.gs {
+		return "gs://" + liarBucket + "?anonymous=true&endpoint=" + url.QueryEscape(l.URL)
+	}
 	if l.hub != nil {
 		return "hf://datasets/org/name?anonymous=true&endpoint=" + l.URL
 	}
@@ -87,14 +100,17 @@ func (l *liar) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if l.hub != nil && l.hub(w, r) {
 		return
 	}
-	name := strings.TrimPrefix(strings.TrimPrefix(r.URL.Path, "/"+liarBucket), "/")
-	x := &exchange{w: w, r: r, name: name, data: l.files[name], tag: fmt.Sprintf(`"%x-%d"`, name, len(l.files[name]))}
+	name := strings.TrimPrefix(strings.TrimPrefix(r.URL.Path, l.root()), "/")
+	x := &exchange{w: w, r: r, name: name, data: l.files[name], tag: fmt.Sprintf(`"%x-%d"`, name, len(l.files[name])), version: "ETag"}
+	if l.gs {
+		x.tag, x.version = gsGeneration(name, len(x.data)), "X-Goog-Generation"
+	}
 	from, to, ranged := blackbox.ParseRange(r.Header.Get("Range"))
 	if ranged {
 		x.from, x.to = from, to+1
 	}
 	tell := l.list
-	if ranged && (l.s3 || name != "index.json") {
+	if ranged && (l.s3 || l.gs || name != "index.json") {
 		tell = l.read
 	}
 	if !l.honest.Load() && tell != nil && tell(x) {
@@ -105,6 +121,8 @@ func (l *liar) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		x.text(http.StatusOK, `<LocationConstraint xmlns="http://s3.amazonaws.com/doc/2006-03-01/">us-east-1</LocationConstraint>`)
 	case l.s3 && name == "":
 		l.page(x)
+	case l.gs && name == "":
+		l.gsPage(x)
 	case x.data == nil:
 		http.NotFound(w, r)
 	case r.Method == http.MethodHead:
@@ -112,6 +130,14 @@ func (l *liar) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	default:
 		x.answer(x.data[x.from:min(x.to, int64(len(x.data)))])
 	}
+}
+
+// root is where the files lie.
+func (l *liar) root() string {
+	if l.gs {
+		return "/storage/v1/b/" + liarBucket + "/o"
+	}
+	return "/" + liarBucket
 }
 
 // page lists a directory of the bucket.
@@ -157,12 +183,16 @@ func (x *exchange) head(others ...string) {
 
 func (x *exchange) headers(others ...string) {
 	h := x.w.Header()
-	h.Set("ETag", x.tag)
+	h.Set(x.version, x.tag)
 	h.Set("Last-Modified", liarDate)
 	h.Set("Content-Type", "application/octet-stream")
 	for i := 0; i < len(others); i += 2 {
-		if h.Del(others[i]); others[i+1] != "" {
-			h.Set(others[i], others[i+1])
+		name := others[i]
+		if name == "ETag" {
+			name = x.version
+		}
+		if h.Del(name); others[i+1] != "" {
+			h.Set(name, others[i+1])
 		}
 	}
 }
@@ -197,7 +227,7 @@ func (x *exchange) wire(status string, parts ...any) {
 		panic(err)
 	}
 	defer func() { _ = c.Close() }() // they may have hung up
-	_, _ = fmt.Fprintf(c, "HTTP/1.1 %s\r\nETag: %s\r\nLast-Modified: %s\r\n", status, x.tag, liarDate)
+	_, _ = fmt.Fprintf(c, "HTTP/1.1 %s\r\n%s: %s\r\nLast-Modified: %s\r\n", status, x.version, x.tag, liarDate)
 	for _, p := range parts {
 		if text, ok := p.(string); ok {
 			p = []byte(text)

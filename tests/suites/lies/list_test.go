@@ -150,18 +150,15 @@ func TestLiesAboutListings(t *testing.T) {
 	blackbox.NeedFUSE(t)
 	t.Parallel()
 	turns := make(chan struct{}, 4)
-	for name, c := range map[string]struct {
-		s3   bool
-		lies map[string]listLie
-	}{"s3": {true, listings()}, "http": {false, indexes(t)}} {
-		for what, lie := range c.lies {
+	for name, lies := range map[string]map[string]listLie{"s3": listings(), "gs": gsListings(), "http": indexes(t)} {
+		for what, lie := range lies {
 			t.Run(name+"/"+what, func(t *testing.T) {
 				t.Parallel()
 				turns <- struct{}{}
 				defer func() { <-turns }()
 				files := map[string][]byte{"shard": origintest.Data(600_000, 1)}
 				var asked atomic.Int64
-				l := newLiar(t, c.s3, files, nil, func(x *exchange) bool { return lie.tell(x, int(asked.Add(1))) })
+				l := makerOf(name)(t, files, nil, func(x *exchange) bool { return lie.tell(x, int(asked.Add(1))) })
 				flags := append([]string{"--cache-dir", suite.NewDir(t)}, lie.flags...)
 				hasty := flags
 				if lie.tried {

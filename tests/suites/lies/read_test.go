@@ -176,24 +176,22 @@ func lies() map[string]lie {
 // bytes are right, in a mount that is there and in a new one on the same cache, which is sound.
 func TestLiesAboutBytes(t *testing.T) {
 	blackbox.NeedFUSE(t)
-	for name, inS3 := range map[string]bool{"s3": true, "http": false} {
+	for _, name := range []string{"s3", "gs", "http"} {
 		for kind, patience := range map[string]time.Duration{"tried": hasty, "once": patient} {
 			t.Run(name+"/"+kind, func(t *testing.T) {
 				t.Parallel()
 				told := lies()
 				maps.DeleteFunc(told, func(_ string, l lie) bool {
 					once := l.once || !errors.Is(l.want, syscall.EIO)
-					return l.web && inS3 || once != (kind == "once")
+					return l.web && name != "http" || once != (kind == "once")
 				})
-				tellAll(t, func(t testing.TB, files map[string][]byte, read, list func(x *exchange) bool) *liar {
-					return newLiar(t, inS3, files, read, list)
-				}, told, patience)
+				tellAll(t, makerOf(name), told, patience)
 			})
 		}
 	}
 }
 
-func tellAll(t *testing.T, liarOf func(t testing.TB, files map[string][]byte, read, list func(x *exchange) bool) *liar, told map[string]lie, patience time.Duration) {
+func tellAll(t *testing.T, liarOf maker, told map[string]lie, patience time.Duration) {
 	files := map[string][]byte{}
 	for name := range told {
 		files[name] = origintest.Data(300_000+len(name), name[0])
@@ -229,6 +227,18 @@ func tellAll(t *testing.T, liarOf func(t testing.TB, files map[string][]byte, re
 	}
 	if t.Failed() {
 		t.Logf("log:\n%s", m.LogText(t))
+	}
+}
+
+// maker makes a liar of some kind.
+type maker func(t testing.TB, files map[string][]byte, read, list func(x *exchange) bool) *liar
+
+func makerOf(kind string) maker {
+	if kind == "gs" {
+		return newGSLiar
+	}
+	return func(t testing.TB, files map[string][]byte, read, list func(x *exchange) bool) *liar {
+		return newLiar(t, kind == "s3", files, read, list)
 	}
 }
 

@@ -1,0 +1,90 @@
+package fetch
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"io/fs"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/hbmfs/hbmfs/layout"
+)
+
+// listers is how many directories are listed at once.
+const listers = 32
+
+// Walk lists a directory of a store that lists by prefix, and the directories below it side by side. list gives the objects
+// of one directory, and the directories in it by the names that it takes.
+func Walk(ctx context.Context, root string, list func(ctx context.Context, dir string) (objects []*layout.Object, below []string, err error)) ([]*layout.Object, error) {
+	w := walk{list: list, found: make(chan []*layout.Object)}
+	g, walking := errgroup.WithContext(ctx)
+	g.SetLimit(listers)
+	done := make(chan error, 1)
+	g.Go(func() error { return w.dir(walking, g, root) })
+	go func() { // ends with the walk
+		done <- g.Wait()
+		close(w.found)
+	}()
+	var objects []*layout.Object
+	for page := range w.found {
+		objects = append(objects, page...)
+	}
+	return objects, <-done
+}
+
+type walk struct {
+	list  func(ctx context.Context, dir string) ([]*layout.Object, []string, error)
+	found chan []*layout.Object
+}
+
+// dir lists one directory, and those below it by the group's other members where one is free.
+func (w *walk) dir(ctx context.Context, g *errgroup.Group, dir string) error {
+	objects, below, err := w.list(ctx, dir)
+	if err != nil {
+		return err
+	}
+	w.found <- objects
+	for _, dir := range below {
+		if g.TryGo(func() error { return w.dir(ctx, g, dir) }) {
+			continue
+		}
+		if err := w.dir(ctx, g, dir); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// mostEmpty bounds the pages without an entry, in a row.
+const mostEmpty = 1000
+
+// Pages is one run through the pages of a listing, each of which names the next by a token. A listing that comes to where it
+// was, or brings nothing, would never end.
+type Pages struct {
+	seen  map[[sha256.Size]byte]bool // tokens
+	found bool                       // the last page had an entry
+	empty int                        // pages in a row that had none
+}
+
+// NewPages begins a run.
+func NewPages() *Pages { return &Pages{seen: map[[sha256.Size]byte]bool{}, found: true} }
+
+// Found notes an entry of the page that was asked for last.
+func (p *Pages) Found() { p.found = true }
+
+// Ask notes a request for a page by its token, and refuses one that leads nowhere.
+func (p *Pages) Ask(token string) error {
+	sum := sha256.Sum256([]byte(token))
+	if p.seen[sum] {
+		return fmt.Errorf("%w: the server's listing goes in a circle: it gives the same continuation token again", fs.ErrInvalid)
+	}
+	p.seen[sum] = true
+	if p.empty++; p.found {
+		p.empty = 0
+	}
+	if p.found = false; p.empty > mostEmpty {
+		return fmt.Errorf("%w: the server's listing does not advance: %d pages in a row have no key", fs.ErrInvalid, mostEmpty)
+	}
+	return nil
+}

@@ -1,0 +1,143 @@
+package gsorigin
+
+import (
+	"cmp"
+	"fmt"
+	"net"
+	"net/netip"
+	"net/url"
+	"os"
+	"strings"
+
+	"github.com/hbmfs/hbmfs/cache/fetch"
+)
+
+// Source says where the objects are.
+type Source struct {
+	Bucket    string
+	Prefix    string // a directory, with or without the slash at its end, or one object
+	Endpoint  string // URL of the server
+	Anonymous bool   // requests carry no credentials
+	Project   string // that pays for the requests, "" for the bucket's own
+
+	dir string // the directory that names are relative to: empty, or with a slash at its end
+}
+
+// emulator is the variable by which Google's clients find a server for tests, which wants no credentials.
+const emulator = "STORAGE_EMULATOR_HOST"
+
+const googles = "https://storage.googleapis.com"
+
+// Parse reads gs://BUCKET/PREFIX?KEY=VALUE&...
+//
+//	endpoint      URL of the server; STORAGE_EMULATOR_HOST (without credentials), or Google itself
+//	anonymous     true: send no credentials
+//	user_project  the project that pays, where the bucket's requester does
+func Parse(text string) (Source, error) {
+	u, err := url.Parse(text)
+	switch {
+	case err != nil:
+		return Source{}, fmt.Errorf("source %q: %w", text, err)
+	case u.Scheme != "gs" || u.Host == "":
+		return Source{}, fmt.Errorf("source %q: want gs://BUCKET/PREFIX", text)
+	case u.User != nil:
+		return Source{}, fmt.Errorf("source gs://%s: credentials do not belong in a source, where everybody sees them: name a file of them by GOOGLE_APPLICATION_CREDENTIALS", u.Host)
+	case strings.Contains(text, "#"): // the rest would be no part of the path, nor an option
+		return Source{}, fmt.Errorf("source %q: write the # as %%23", text)
+	}
+	s := Source{Bucket: u.Host, Prefix: strings.TrimPrefix(u.Path, "/")}
+	query, err := url.ParseQuery(u.RawQuery)
+	if err != nil { // Query would leave out options that it cannot read, such as the endpoint
+		return Source{}, fmt.Errorf("source %q: %w", text, err)
+	}
+	for key, values := range query {
+		v := values[0]
+		switch {
+		case len(values) > 1:
+			return Source{}, fmt.Errorf("source %q: option %s is given twice", text, key)
+		case v == "" && key != "anonymous": // an unset variable, say
+			return Source{}, fmt.Errorf("source %q: option %s has no value", text, key)
+		}
+		switch key {
+		case "endpoint":
+			s.Endpoint = v
+		case "user_project":
+			s.Project = v
+		case "anonymous":
+			if v != "true" && v != "1" && v != "" && v != "false" && v != "0" {
+				return Source{}, fmt.Errorf("source %q: anonymous=%q: want true or false", text, v)
+			}
+			s.Anonymous = v != "false" && v != "0"
+		default:
+			return Source{}, fmt.Errorf("source %q: unknown option %q: there are endpoint, anonymous and user_project", text, key)
+		}
+	}
+	if host := os.Getenv(emulator); s.Endpoint == "" && host != "" {
+		if !strings.Contains(host, "://") {
+			host = "http://" + host
+		}
+		s.Endpoint, s.Anonymous = host, true
+	}
+	if s.Endpoint, err = server(cmp.Or(s.Endpoint, googles)); err != nil {
+		return Source{}, fmt.Errorf("source %q: %w", text, err)
+	}
+	s.dir = s.Prefix
+	if s.dir != "" && !strings.HasSuffix(s.dir, "/") {
+		s.dir += "/"
+	}
+	return s, nil
+}
+
+// server checks the URL of a server.
+func server(endpoint string) (string, error) {
+	e, err := url.Parse(endpoint)
+	if err != nil || e.Host == "" || (e.Scheme != "http" && e.Scheme != "https") {
+		return "", fmt.Errorf("endpoint %q: want http://HOST:PORT or https://HOST", endpoint)
+	}
+	if strings.Trim(e.Path, "/") != "" || e.User != nil || strings.ContainsAny(endpoint, "?#") { // nobody would hear of it
+		return "", fmt.Errorf("endpoint %q: want http://HOST:PORT or https://HOST, and nothing more", e.Redacted())
+	}
+	return e.Scheme + "://" + e.Host, nil
+}
+
+// exposed tells whether others could read a token on its way to a server.
+func exposed(endpoint string) bool {
+	host, plain := strings.CutPrefix(endpoint, "http://")
+	if !plain {
+		return false
+	}
+	if name, _, err := net.SplitHostPort(host); err == nil {
+		host = name
+	}
+	addr, err := netip.ParseAddr(strings.Trim(host, "[]"))
+	return host != "localhost" && (err != nil || !addr.IsLoopback())
+}
+
+// String is the source as status shows it, and its name in a cache: the place, without the credentials. A slash at the
+// end makes no other source.
+func (s Source) String() string {
+	text := "gs://" + s.Bucket + "/" + strings.TrimSuffix(s.Prefix, "/")
+	if s.Endpoint != googles {
+		text += "?endpoint=" + s.Endpoint
+	}
+	return text
+}
+
+// Dir is the directory that names are relative to, empty or with a slash at its end. Listing finds it, where the source may be
+// one object.
+func (o *Bucket) Dir() string { return o.source.dir }
+
+// SetDir has the origin, which was listed before by another process, go on with the directory of that one.
+func (o *Bucket) SetDir(dir string) error { o.source.dir = dir; return nil }
+
+// Through returns a getter of the same objects that asks the server at endpoint, a URL, with the origin's credentials.
+func (o *Bucket) Through(endpoint string) (fetch.Getter, error) {
+	url, err := server(endpoint)
+	if err != nil {
+		return nil, fmt.Errorf("cache: %w", err)
+	}
+	if exposed(url) && !o.tokens.anonymous {
+		return nil, fmt.Errorf("cache %q: tokens of Google would be readable on their way: use https://, or anonymous=true where the bucket is public", endpoint)
+	}
+	return &through{o, url}, nil
+}
