@@ -34,7 +34,10 @@ func (p PageCache) check() error {
 // The kernel keeps pages that a process has mapped or pinned, and dirty ones. Backing files of a mount whose descriptors were closed meanwhile are left out.
 // The file can still be read.
 func (f *File) Uncache(ctx context.Context, p PageCache) (dropped int64, err error) {
-	if err := errors.Join(p.check(), f.enter()); err != nil {
+	if err := p.check(); err != nil {
+		return 0, err
+	}
+	if err := f.enter(); err != nil {
 		return 0, err
 	}
 	defer f.gate.Leave()

@@ -26,8 +26,8 @@ const last = 30 * time.Second
 func All() map[string][]string {
 	return map[string][]string{
 		"readers": {
-			"test_arguments.py", "test_bad_input.py", "test_bad_safetensors.py", "test_closing.py", "test_docs.py", "test_fork.py", "test_group.py", "test_interface.py", "test_kv.py", "test_leaks.py", "test_library.py",
-			"test_memory.py", "test_names.py", "test_paths.py", "test_gpu_loaders.py", "test_tensors.py", "test_torch_zip.py", "test_vllm.py", "test_waits.py", "test_weights.py",
+			"test_arguments.py", "test_bad_input.py", "test_bad_safetensors.py", "test_closing.py", "test_docs.py", "test_fork.py", "test_group.py", "test_interface.py", "test_into.py", "test_kv.py", "test_leaks.py", "test_library.py",
+			"test_memory.py", "test_names.py", "test_page_cache.py", "test_paths.py", "test_gpu_loaders.py", "test_tensors.py", "test_torch_zip.py", "test_vllm.py", "test_waits.py", "test_weights.py",
 		},
 		"datasets": {
 			"test_dataset.py", "test_loaders.py", "test_mixture.py", "test_nanogpt.py", "test_packed.py", "test_part.py",
