@@ -1,6 +1,6 @@
 """Filling tensors that are there: the engine writes straight to their memory.
 
-Tensors of another dtype, or with gaps, come by way of scratch memory, SCRATCH at a time. In a group each rank reads a share of a tensor, and the
+Tensors of another dtype, or with gaps, come by way of scratch memory, SCRATCH at a time. So do small ones that follow each other in a file. In a group each rank reads a share of a tensor, and the
 exchange completes it in place; small tensors, and the few bytes that make no even shares, are read by every rank.
 """
 
@@ -18,7 +18,7 @@ from .._lib._transfer import Transfer, uncache
 from ..errors import DeviceError, UndefinedError
 from . import _load, _model_files, _parts
 from ._load import Call, Load, Opening, Torch
-from ._targets import Target, bounded, given, targets
+from ._targets import Target, bounded, fill, given, place_of, targets
 
 if TYPE_CHECKING:
     from .._lib.reader import File
@@ -98,6 +98,8 @@ class _Device(NamedTuple):
 
 def _run(call: Call, filling: Filling, device: int, team: Team | None) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
+        likely = {device} if team is not None else {place for value in filling.into.values() if (place := place_of(value)) is not None}
+        openings = {place: stack.enter_context(Opening(place, call.method, team)) for place in likely if call.reader is None}
         headers = _model_files.headers(call.path, call.names)
         tensors = [tensor for header in headers for tensor in header.tensors]
         library = Torch("cpu")
@@ -111,7 +113,6 @@ def _run(call: Call, filling: Filling, device: int, team: Team | None) -> dict[s
             raise DeviceError(f"the reader is for {_device.name(call.reader.device)} and tensors of into are on {', '.join(map(_device.name, places))}")
         if team is not None:
             places = [device]
-        openings = {place: stack.enter_context(Opening(place, call.method, team)) for place in places if call.reader is None}
         skipped = {tensor.name for tensor, cut in zip(tensors, cuts, strict=True) if team is not None and isinstance(cut, _parts.Skip)}
         parts = [_prepare(call, filling, stack, headers, skipped, place, openings.get(place), team) for place in places]
         for part in parts:
@@ -212,7 +213,7 @@ def _read(part: _Device, filling: Filling, call: Call, exchange: Exchange | None
             for place in load.layout.places:
                 target = filling.begin(place.part.tensor.name)
                 memory.append(target.bytes() if target.straight else part.library.allocate(place.part.length))
-                ends.append(functools.partial(_fill, part.library, filling, place, memory[-1]))
+                ends.append(functools.partial(_fill, part.library, filling, [place], memory[-1]))
             _load.columns().read(load.matrices, load.ranks, load.me, part.files, memory, part.library.allocate, transfer, exchange)
     if exchange is not None:
         exchange.wait()
@@ -220,20 +221,28 @@ def _read(part: _Device, filling: Filling, call: Call, exchange: Exchange | None
         end()
 
 
-def _fill(library: Torch, filling: Filling, place: Place, memory: Any) -> None:
-    """Notes that the bytes of a tensor have come, and copies them to their target where they are elsewhere."""
-    name = place.part.tensor.name
-    if not filling.targets[name].straight:
-        filling.targets[name].fill(library.view(memory, place.part))
-    filling.full(name)
+def _fill(library: Torch, filling: Filling, places: Sequence[Place], memory: Any) -> None:
+    """Notes that the bytes of tensors have come, and copies them to their targets where they are elsewhere."""
+    if not _straight(filling, places):
+        views = [library.view(memory[place.offset : place.offset + place.part.length], place.part) for place in places]
+        fill([filling.targets[place.part.tensor.name].tensor for place in places], views)
+    for place in places:
+        filling.full(place.part.tensor.name)
+
+
+def _straight(filling: Filling, places: Sequence[Place]) -> bool:
+    """Whether the bytes of a block come straight to its one target."""
+    return len(places) == 1 and filling.targets[places[0].part.tensor.name].straight
 
 
 class _Blocks:
-    """The tensors of one load, each in memory of its own: the target's, or scratch memory."""
+    """The blocks of one load: a target's memory, or scratch memory of one or several."""
 
     def __init__(self, part: _Device, load: Load, filling: Filling, transfer: Transfer, exchange: Exchange | None) -> None:
         self._part, self._load, self._filling, self._transfer, self._exchange = part, load, filling, transfer, exchange
-        self._places = {place.block: place for place in load.layout.places if place.block >= 0}
+        self._places: dict[int, list[Place]] = {}
+        for place in load.layout.places:
+            self._places.setdefault(place.block, []).append(place)
         self._memory: dict[int, Any] = {}
         self._scratch = 0  # bytes in use
         self._goes_on = 0  # of them those of a tensor of which not all was begun
@@ -246,10 +255,9 @@ class _Blocks:
             raise
 
     def _read(self) -> None:
-        for place in self._load.layout.places:
-            if place.block < 0:  # there are no bytes to come
-                self._filling.begin(place.part.tensor.name)
-                self._filling.full(place.part.tensor.name)
+        for place in self._places.get(-1, ()):  # there are no bytes to come
+            self._filling.begin(place.part.tensor.name)
+            self._filling.full(place.part.tensor.name)
         for window in _windows(self._load):
             self._make_room(sum(self._size(span) for span in window if span.begin == 0))
             for span in window:
@@ -262,9 +270,6 @@ class _Blocks:
             else:
                 self._transfer.then(functools.partial(self._give, window))
 
-    def _target(self, span: _Span) -> Target:
-        return self._filling.targets[self._places[span.block].part.tensor.name]
-
     def _make_room(self, size: int) -> None:
         """Waits for scratch memory of a window. A window of several ranks is not divided for that: all of them have the same ones.
 
@@ -275,15 +280,15 @@ class _Blocks:
             self._scratch += size
 
     def _size(self, span: _Span) -> int:
-        """The scratch memory of a span's tensor."""
-        return 0 if self._target(span).straight else self._load.layout.blocks[span.block]
+        """The scratch memory of a span's block."""
+        return 0 if _straight(self._filling, self._places[span.block]) else self._load.layout.blocks[span.block]
 
     def _make(self, span: _Span) -> None:
-        """Makes memory for the tensor that begins with a span."""
+        """Makes memory for the block that begins with a span."""
         if span.begin == 0:
-            target = self._target(span)
-            self._memory[span.block] = target.bytes() if target.straight else self._part.library.allocate(self._load.layout.blocks[span.block])
-            self._filling.begin(self._places[span.block].part.tensor.name)
+            targets_of = [self._filling.begin(place.part.tensor.name) for place in self._places[span.block]]
+            size = self._size(span)
+            self._memory[span.block] = self._part.library.allocate(size) if size else targets_of[0].bytes()
 
     def _begin(self, block: int, begin: int, end: int) -> None:
         pointer = self._part.library.pointer(self._memory[block])
@@ -311,7 +316,5 @@ class _Blocks:
     def _whole(self, spans: list[_Span]) -> None:
         for span in spans:
             if span.end == self._load.layout.blocks[span.block]:
-                place, memory = self._places[span.block], self._memory.pop(span.block)
-                if not self._filling.targets[place.part.tensor.name].straight:
-                    self._scratch -= self._load.layout.blocks[span.block]
-                _fill(self._part.library, self._filling, place, memory)
+                _fill(self._part.library, self._filling, self._places[span.block], self._memory.pop(span.block))
+                self._scratch -= self._size(span)

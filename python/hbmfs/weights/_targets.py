@@ -36,10 +36,22 @@ class Target(NamedTuple):
         if not self.tensor.is_inference():
             torch.autograd.graph.increment_version(self.tensor)
 
-    def fill(self, values: torch.Tensor) -> None:
-        """Copies elements to it that have come elsewhere."""
-        with torch.inference_mode(self.tensor.is_inference()), torch.no_grad():
-            self.tensor.copy_(values)
+
+def fill(tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    """Copies elements to tensors that have come elsewhere."""
+    with torch.no_grad(), torch.inference_mode(any(tensor.is_inference() for tensor in tensors)):
+        if len(tensors) == 1:
+            tensors[0].copy_(values[0])
+        else:
+            torch._foreach_copy_(list(tensors), list(values))
+
+
+def place_of(value: Any) -> int | None:
+    """The device of a tensor; None where it can be on none."""
+    if isinstance(value, np.ndarray):
+        return _device.CPU
+    kind = value.device.type if isinstance(value, torch.Tensor) else ""
+    return {"cpu": _device.CPU, "cuda": int(value.device.index or 0) if kind == "cuda" else 0}.get(kind)
 
 
 def given(into: Any) -> dict[str, Any]:
@@ -77,7 +89,8 @@ def targets(every: Mapping[str, Any], tensors: Sequence[Tensor], cuts: Sequence[
         if isinstance(value, str):
             differences.append(f"{name!r} {value}")
             continue
-        there = _device.CPU if value.device.type == "cpu" else int(value.device.index or 0)
+        there = place_of(value)
+        assert there is not None
         if device is not None and there != device:
             differences.append(f"{name!r} is on {value.device}, and device= says {_device.name(device)}")
         wrong, straight = _compared(value, *wanted[name], cast)
