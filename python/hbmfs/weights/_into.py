@@ -224,8 +224,8 @@ def _read(part: _Device, filling: Filling, call: Call, exchange: Exchange | None
 def _fill(library: Torch, filling: Filling, places: Sequence[Place], memory: Any) -> None:
     """Notes that the bytes of tensors have come, and copies them to their targets where they are elsewhere."""
     if not _straight(filling, places):
-        views = [library.view(memory[place.offset : place.offset + place.part.length], place.part) for place in places]
-        fill([filling.targets[place.part.tensor.name].tensor for place in places], views)
+        into = [filling.targets[place.part.tensor.name] for place in places]
+        fill(into, [library.view(memory[place.offset : place.offset + place.part.length], place.part) for place in places])
     for place in places:
         filling.full(place.part.tensor.name)
 

@@ -37,13 +37,17 @@ class Target(NamedTuple):
             torch.autograd.graph.increment_version(self.tensor)
 
 
-def fill(tensors: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
-    """Copies elements to tensors that have come elsewhere."""
-    with torch.no_grad(), torch.inference_mode(any(tensor.is_inference() for tensor in tensors)):
-        if len(tensors) == 1:
-            tensors[0].copy_(values[0])
-        else:
-            torch._foreach_copy_(list(tensors), list(values))
+def fill(into: Sequence[Target], values: Sequence[torch.Tensor]) -> None:
+    """Copies elements to targets that have come elsewhere."""
+    with torch.no_grad(), torch.inference_mode(any(target.tensor.is_inference() for target in into)):
+        if into[0].device != _device.CPU and len(into) > 1:
+            torch._foreach_copy_([target.tensor for target in into], list(values))
+            return
+        for target, value in zip(into, values, strict=True):
+            if target.straight and target.device == _device.CPU:  # torch wakes all its threads for each
+                np.copyto(target.bytes().numpy(), value.reshape(-1).view(torch.uint8).numpy())
+            else:
+                target.tensor.copy_(value)
 
 
 def place_of(value: Any) -> int | None:

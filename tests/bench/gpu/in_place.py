@@ -1,6 +1,7 @@
-"""Weights into tensors that are there, and the page cache afterwards, in about two minutes.
+"""Weights into tensors that are there, and the page cache afterwards, in two to four minutes.
 
-    in_place.py [--gb 15.7] [--shards 4] [--dir DIR] [--json FILE] [--device cuda:0]
+    in_place.py [--only failures,cache,others,limit] [--gb 15.7] [--shards 4]
+        [--dir DIR] [--json FILE] [--device cuda:0]
 
 In turn, with a warm page cache: a fresh load to memory that torch has kept, one to memory fresh from CUDA, and one into an existing module. Then refused
 loads, one that fails midway, targets of another dtype, and some on the host. A LoRA adapter of 50 MB. The page cache after page_cache="drop", and a model of
@@ -227,7 +228,7 @@ def control_group(limit):
     return None, why
 
 
-def limited(folder, paths, device, size):
+def limited(folder, paths, device, size, add):
     """Loads in a process whose control group has half the model's size."""
     limit = size // 2 if device != "cpu" else 3 * size  # of which weights on the host are a part
     group, peak = control_group(limit)
@@ -235,7 +236,7 @@ def limited(folder, paths, device, size):
         return f"no control group: {peak}"
     found = {"limit": limit, "file": str(peak)}
     try:
-        for method, how in (("auto", "keep"), ("auto", "drop"), ("auto", "auto"), ("mapped", "keep"))[: 3 if device == "cpu" else 4]:
+        for method, how in (("auto", "keep"), ("auto", "auto"), ("auto", "drop"), ("mapped", "keep"))[: 3 if device == "cpu" else 4]:
             hbmfs.load_safetensors(folder, device, page_cache="drop")
             before = resident(paths)
             command = [sys.executable, __file__, "--limited", str(group), "--dir", str(folder), "--device", device, "--page-cache", how, "--method", method]
@@ -245,6 +246,7 @@ def limited(folder, paths, device, size):
             found[f"{method}, {how}"] = {"resident before": round(before, 4), **said, "resident after": round(resident(paths), 4), "peak": int(peak.read_text())}
             if events.exists():
                 found[f"{method}, {how}"]["events"] = dict(line.split() for line in events.read_text().splitlines())
+            add(f"limit, {method}, {how}", found[f"{method}, {how}"])
     finally:
         group.rmdir()
     return found
@@ -269,6 +271,7 @@ def main():
     parser = argparse.ArgumentParser()
     for name, kind, default in (("gb", float, 15.7), ("shards", int, 4), ("dir", str, None), ("json", str, None), ("device", str, "cuda:0")):
         parser.add_argument(f"--{name}", type=kind, default=default)
+    parser.add_argument("--only", default="failures,cache,others,limit")
     parser.add_argument("--limited")
     parser.add_argument("--page-cache", default="keep")
     parser.add_argument("--method", default="auto")
@@ -281,27 +284,32 @@ def main():
         folder.mkdir()
         paths = make(folder, arguments.gb, arguments.shards)
         size = sum(tensor.nbytes for tensor in hbmfs.weights.outlines(folder).values())
+        begin = time.monotonic()
         warm(paths)
-        found = {"bytes": size}
+        found = {"bytes": size, "seconds to read the files": round(time.monotonic() - begin, 1)}
         print(json.dumps(found), flush=True)
 
         def add(what, result):
             found[what] = result
             print(json.dumps({what: result}), flush=True)
 
-        device = arguments.device
+        device, only = arguments.device, arguments.only.split(",")
+        add("adapter", adapter(Path(name) / "adapter", device))
         module, result = in_turn(folder, device, size)
         add("in place", result)
-        add("failures", failures(folder, module, device))
-        add("page cache", page_cache(folder, paths, device, module))
+        if "failures" in only:
+            add("failures", failures(folder, module, device))
+        if "cache" in only:
+            add("page cache", page_cache(folder, paths, device, module))
         del module
-        warm(paths)
-        add("others", others(folder, device, size))
-        add("adapter", adapter(Path(name) / "adapter", device))
+        if "others" in only:
+            warm(paths)
+            add("others", others(folder, device, size))
         gc.collect()
         if device != "cpu":
             torch.cuda.empty_cache()
-        add("half the memory", limited(folder, paths, device, size))
+        if "limit" in only:
+            add("limit", limited(folder, paths, device, size, add))
         if arguments.json:
             Path(arguments.json).write_text(json.dumps(found, indent=1))
 
