@@ -24,8 +24,8 @@ STATIC  = CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false $(if $(TAGS),-tags
 LDFLAGS = -s -w -X github.com/hbmfs/hbmfs/internal/text/cli.version=$(VERSION)
 LINT    = $(CACHE)/golangci-lint
 PROSE   = $(CACHE)/prose
-# The pages that people write: commands.md is made of --help.
-PAGES   = README.md ARCHITECTURE.md CONTRIBUTING.md $(filter-out docs/reference/commands.md,$(wildcard docs/*.md docs/*/*.md))
+# The pages whose prose the linter reads. commands.md is made of --help.
+PAGES   = README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md $(wildcard docs/*.md docs/*/*.md)
 VENV    = $(CACHE)/venv
 PEERS   = $(CACHE)/venv-peers
 S3      = $(CACHE)/s3server
@@ -240,7 +240,7 @@ test-cluster: $(CLUSTER)/kubernetes $(CLUSTER)/helm cluster-images $(if $(FORMER
 	@tools/need.sh fuse cluster
 	HBMFS_CLUSTER=$(abspath $(CLUSTER)) HBMFS_CLUSTER_LOGS=$(abspath $(CLUSTER)/logs) HBMFS_CLUSTER_EARLIER=$(abspath $(FORMER)) HBMFS_SEED=$(SEED) $(GO) test -count=1 -v -timeout 2h $(CLUSTERFLAGS) ./tests/cluster
 
-bench: build lib ## Measure the mount against direct reads and write docs/benchmarks.md, then random batches of many shards (15 minutes)
+bench: build lib ## Measure the mount against direct reads and write that part of docs/benchmarks.md, then random batches of many shards (15 minutes)
 	@tools/need.sh fuse python
 	@mkdir -p $(CACHE)
 	$(STATIC) -o $(CACHE)/bench ./tests/bench
@@ -270,7 +270,7 @@ soak-volume: build lib ## Have the disk of a checkpoint volume fail at every sys
 	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_FAULTS=1 $(GO) test -count=1 -v -timeout 20m -run TestDiskFails ./tests/suites/volume/faults
 	HBMFS_SEED=$(SEED) HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_SOAK=$(or $(SOAK),30m) $(GO) test -count=1 -v -timeout 2h -run TestSoak ./tests/suites/volume/faults
 	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_PYTHON=$(abspath $(VENV)/bin/python) HBMFS_LIBRARY=$(abspath bin/libhbmfs.so) HBMFS_TEST_LONG=1 \
-	  PYTEST_ARGS="-k (at_random)or(are_ended)or(daemons_are_killed)" $(GO) test -count=1 -v -timeout 1h -run TestPythonCheckpoints ./tests/suites/python/checkpoints
+	  PYTEST_ARGS="-k (at_random)or(are_ended)or(daemons_are_killed)" $(GO) test -count=1 -v -timeout 1h -run 'TestPythonCheckpoints|TestPythonVolumes' ./tests/suites/python/checkpoints ./tests/suites/python/volumes
 
 soak-random: build lib ## Do random things with a new seed to a KV volume's books, a draft's files, streams of batches and a node of Kubernetes, and all rounds of shortened tests (30 minutes; SEED=N repeats)
 	@tools/need.sh fuse nginx python
@@ -279,7 +279,7 @@ soak-random: build lib ## Do random things with a new seed to a KV volume's book
 	HBMFS_SEED=$(SEED) HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_CSI=$(abspath bin/hbmfs-csi) HBMFS_CSI_ROUNDS=2000 HBMFS_CSI_HANDOVERS=5 \
 	  $(GO) test -count=1 -v -timeout 1h -run 'TestRandomOperations|TestRandomRounds|TestPodsSeeNoHandover' ./tests/suites/volume ./tests/suites/csi
 	HBMFS_SEED=$(SEED) HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_PYTHON=$(abspath $(VENV)/bin/python) HBMFS_LIBRARY=$(abspath bin/libhbmfs.so) HBMFS_TEST_LONG=1 \
-	  $(GO) test -count=1 -v -timeout 1h ./tests/suites/python/datasets ./tests/suites/python/dcp
+	  $(GO) test -count=1 -v -timeout 1h ./tests/suites/python/datasets ./tests/suites/python/dcp ./tests/suites/python/dcpwriter
 	HBMFS_TEST_LONG=1 $(GO) test -count=1 -timeout 20m ./cufile ./internal/pack/tokenizer ./internal/pack ./internal/volume/drain
 	HBMFS_TEST_LONG=1 HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_CSI=$(abspath bin/hbmfs-csi) $(GO) test -count=1 -v -timeout 20m \
 	  -run 'TestPods$$|TestHostDies|TestOthersRemoveTheTree|TestOneUserCannotTakeAll' ./tests/suites/csi ./tests/suites/volume ./tests/suites/control

@@ -22,7 +22,7 @@ import (
 // ErrChanged says that an object is no longer the one that was listed: replaced, rewritten, cut or removed.
 var ErrChanged = errors.New("changed since the dataset was mounted: mount it again to see the new version")
 
-// ErrDamaged says that the bytes of an object are not what the dataset says of them.
+// ErrDamaged says that the bytes of an object differ from the dataset's description of them.
 var ErrDamaged = errors.New("the bytes are damaged")
 
 // Dir is an origin that reads the files below one directory. Names that leave the directory, symbolic links among
@@ -60,7 +60,8 @@ func OpenDir(source string, maxOpen int) (*Dir, error) {
 	return d, d.openRoot(d.path, maxOpen)
 }
 
-// OpenDirAt opens the directory of a file as an origin, whatever path leads to it now. It is listed already.
+// OpenDirAt opens the directory of a file as an origin, even if another path leads to it now. It is listed
+// already.
 func OpenDirAt(f *os.File, path string, maxOpen int) (*Dir, error) {
 	d := &Dir{path: path}
 	return d, d.openRoot(fmt.Sprintf("/proc/self/fd/%d", f.Fd()), maxOpen)
@@ -141,13 +142,13 @@ func (d *Dir) Borrow(ctx context.Context, o *layout.Object) (fd int, done func()
 	return h.fd, func() { d.files.put(h) }, nil
 }
 
-// Forget closes what is kept open of o, unless it is borrowed.
+// Forget closes the descriptor that is kept open for o, unless it is borrowed.
 func (d *Dir) Forget(o *layout.Object) { d.files.forget(o) }
 
 // OpenObject opens o read-only with a file description of its own, checked to be the listed version. The caller closes
 // the descriptor. It waits a moment while another process has a lease of the file, and then fails with [ErrFileLeased].
 func (d *Dir) OpenObject(ctx context.Context, o *layout.Object) (fd int, err error) {
-	// A program can open again, or say what is wrong. A read, which cannot, waits until the kernel ends the lease (fs.lease-break-time, 45 s).
+	// A program can open again, or report the error. A read, which cannot, waits until the kernel ends the lease (fs.lease-break-time, 45 s).
 	err = whenUnleased(ctx, pause.Patience, func() error {
 		if fd, err = d.OpenForOthers(o); !errors.Is(err, ErrOtherMount) {
 			return err
@@ -168,7 +169,7 @@ type Listing struct {
 	Dirs     []DirEntry       // the root first, with the empty name
 	Links    []LinkEntry
 	Denied   []Denied         // in the order of [layout.ComparePaths]
-	Problems []layout.Problem // what is left out, and why
+	Problems []layout.Problem // objects that are left out, and why
 }
 
 // Bytes returns the size of all objects together.

@@ -145,8 +145,8 @@ func nameOf(way []openDir, base string) string {
 	return strings.Join(append(parts, base), "/")
 }
 
-// below gives what follows the path of the root in an absolute target of a link. The path is the one by which the root was opened, or the
-// one that it has without links: nobody needs to pass other directories to come to it.
+// below gives the rest of a link's absolute target after the path of the root. The path is the one by which the root was opened, or the
+// one that it has without links. Nobody needs to pass other directories to come to it.
 func (d *Dir) below(target string) (rest string, ok bool) {
 	for _, root := range d.paths {
 		if rest, ok = strings.CutPrefix(target, root); ok && (rest == "" || rest[0] == '/') {

@@ -41,7 +41,7 @@ func (d *Dir) openBelow(dir int, o *layout.Object) (fd int, at stamp, err error)
 	// O_NONBLOCK: a shard that became a pipe must not wait for its writer.
 	how := unix.OpenHow{Flags: unix.O_RDONLY | unix.O_CLOEXEC | unix.O_NONBLOCK, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS}
 	name := o.Name
-	for range 100 { // EAGAIN: something was renamed meanwhile. It is also what a file says that is leased
+	for range 100 { // EAGAIN: something was renamed meanwhile. A leased file gives this error, too
 		fd, err = unix.Openat2(dir, name, &how)
 		if errors.Is(err, unix.EXDEV) && name == o.Name { // by an absolute link, which may lead below the root all the same
 			if to, missing := d.resolve([]openDir{{fd: d.fd}}, name); missing == nil && to.name != name {

@@ -25,8 +25,8 @@ type directory struct {
 	objects map[string]*watched // by their last name; nil where none is watched
 }
 
-// mostDirectories bounds those that a Watch has the kernel notify of: it keeps about a kilobyte for each, and all programs of a user share a limit
-// (fs.inotify.max_user_watches). A sweep finds changes in others.
+// mostDirectories bounds those that a Watch has the kernel notify of. The kernel keeps about a kilobyte for each, and all programs of a user share
+// a limit (fs.inotify.max_user_watches). A sweep finds changes in others.
 const mostDirectories = 8192
 
 // noticed are the events: contents, times and links, and names that come and go. A file that was mapped for writing says so when it is closed.

@@ -59,7 +59,7 @@ func (d *Dir) ReadOnlyMount() error {
 var ErrOtherMount = errors.New("lies on another mount than the source")
 
 // OpenForOthers opens o as OpenObject does, for another process: through a mount that is read-only if this process may
-// make one. Mounts below the source are not part of it: an object there is an error that wraps [ErrOtherMount], never a
+// make one. Mounts below the source are not part of it. An object there is an error that wraps [ErrOtherMount], never a
 // descriptor that could be written through. It waits for nobody: a leased file is [ErrFileLeased].
 func (d *Dir) OpenForOthers(o *layout.Object) (fd int, err error) {
 	if d.ReadOnlyMount() != nil {

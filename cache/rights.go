@@ -9,7 +9,7 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// Rights are the permissions of a file or a directory at the source, as far as a mode can say them: where an access
+// Rights are the permissions of a file or a directory at the source, as far as a mode can say them. Where an access
 // control list says more, they are less. See [Rights.Certain].
 type Rights struct {
 	Perm     uint16

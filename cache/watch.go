@@ -36,7 +36,7 @@ type Change struct {
 // Watch looks at objects of a Dir until each has changed. The kernel notifies of most changes (inotify, of their directories). A sweep finds the others: it
 // compares one object after the other with its listed version.
 //
-// What is told of a change holds for good: an object that gets its listed version back has changed all the same.
+// A reported change holds for good: an object that gets its listed version back has changed all the same.
 type Watch struct {
 	dir   *Dir
 	found func(changes []Change, looked int64)
@@ -44,17 +44,17 @@ type Watch struct {
 	queue *queue // nil where the kernel does not notify
 	done  chan struct{}
 
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	fresh []*layout.Object
 	ended bool
 
-	// What follows belongs to the goroutine.
+	// The fields below belong to the goroutine.
 	entries []*watched
 	due     []*watched // those to compare next
 	sweep   int        // the entry that a sweep compares next; len(entries) where none runs
 	every   time.Duration
 	began   time.Time // the last sweep
-	looked  int64     // CLOCK_MONOTONIC, ns: what was notified until then is in due or was compared
+	looked  int64     // CLOCK_MONOTONIC, ns: notifications until then are in due or were compared
 	swept   int64     // likewise: when the last complete sweep began
 	begun   int64     // likewise: when the sweep that runs began
 }
@@ -83,8 +83,8 @@ const (
 	lookSome  = 32 // objects that are compared before the time is looked at
 )
 
-// Watch begins to look. looked is when another one has looked last, CLOCK_MONOTONIC, or 0. found is told of changes, at the end of each turn and also where there are
-// none, and until when those that the kernel notifies of are known.
+// Watch begins to look. looked is when another one has looked last, CLOCK_MONOTONIC, or 0. found is told of changes at the end of each turn, also where there are
+// none. It also hears until when the kernel's notices are known.
 func (d *Dir) Watch(looked int64, found func(changes []Change, looked int64)) (*Watch, error) {
 	q, every := newQueue(), RemoteSweepEvery
 	if q != nil && notifies(d.fd) {

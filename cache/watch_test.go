@@ -13,7 +13,7 @@ import (
 
 // seen is what a Watch has told.
 type seen struct {
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	kinds map[string]ChangeKind
 	since map[string]int64
 	turns int

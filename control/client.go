@@ -68,7 +68,7 @@ func DialReader(ctx context.Context, path, name string, number uint32) (*Client,
 	}
 	c := newClient(l)
 	if err := c.hello(ctx, name, number); err != nil {
-		_ = l.close() // the error says what matters
+		_ = l.close() // the error is already known
 		return nil, fmt.Errorf("greet the daemon of %s: %w", path, err)
 	}
 	return c, nil
@@ -224,7 +224,7 @@ func (c *Client) accept(ctx context.Context, a response, objects []Object, err e
 	if want > 0 {
 		ack := Ack{a.header.ID, uint32(received)}
 		ackErr := c.sendLocked(ctx, Header{Version, TypeAck, a.header.ID}, ack.AppendTo)
-		if hasClosed(ackErr) { // what has come is good without its daemon
+		if hasClosed(ackErr) { // the answer is good without its daemon
 			c.gone.Store(true)
 			ackErr = nil
 		}
@@ -283,7 +283,7 @@ func (c *Client) ReportStats(ctx context.Context, moved ...PathReport) error {
 }
 
 // Readers returns how many readers are connected to the daemon at this moment, of all processes and users, this one
-// included: they share the machine's memory and CPUs. Connections by [Dial] are none.
+// included. They share the machine's memory and CPUs. Connections by [Dial] are none.
 func (c *Client) Readers(ctx context.Context) (int, error) {
 	a, err := c.ask(ctx, TypeReaders, TypeCount, nil)
 	if err != nil {

@@ -36,7 +36,7 @@ type DraftClient struct {
 
 	root, client string
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	conn   *Client    // nil between two daemons, and once closed
 	epoch  Epoch      // of the mount
 	closed bool
@@ -169,7 +169,7 @@ func isMount(path string) bool {
 	return false
 }
 
-// DialTrusted is [Dial] for a daemon of root, or of this user: what is written goes to files that it gives.
+// DialTrusted is [Dial] for a daemon of root, or of this user: writes go to files that it gives.
 func DialTrusted(ctx context.Context, root, client string) (*Client, error) {
 	c, err := Dial(ctx, root, client)
 	if err != nil {

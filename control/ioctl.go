@@ -155,7 +155,7 @@ func ParseExtentsRequest(p []byte) (ExtentsRequest, error) {
 	return q, r.end()
 }
 
-// ExtentFlags say what kind of bytes an extent has.
+// ExtentFlags tell the kind of an extent's bytes.
 type ExtentFlags uint32
 
 // The flags of an extent. Readers refuse flags that they do not know.

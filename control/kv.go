@@ -71,7 +71,7 @@ type KVTier struct {
 // KVTierFlags say how a tier is used.
 type KVTierFlags uint32
 
-// KVDirect is a flag of the disk tier: the volume would have its slots read and written past the page cache (O_DIRECT), where its filesystem allows that.
+// KVDirect is a flag of the disk tier. The volume wants its slots read and written past the page cache (O_DIRECT), where its filesystem allows that.
 const KVDirect KVTierFlags = 1
 
 // KVSpace is KV_SPACE: it answers KV_OPEN, and a descriptor of each tier comes with it.

@@ -15,7 +15,7 @@ import (
 //	n.Tiers[slots[0].Tier].File.WriteAt(block, int64(slots[0].Slot)*n.SlotBytes)  // where Errno is 0
 //	done, err := n.Commit(ctx, []control.KVStored{{Token: slots[0].Token, CRC: sum, Flags: control.KVHasCRC}})  // CRC-32C of block
 //
-// A block that was pinned and read is good once its release is answered without an error: ENOENT says that the pin ended before, and the slot may
+// A block that was pinned and read is good once its release is answered without an error. ENOENT says that the pin ended before, and the slot may
 // have got other bytes meanwhile.
 type Namespace struct {
 	KVSpace

@@ -11,7 +11,7 @@ import (
 )
 
 // line is the client's end of a connection. It waits on its caller's thread and not in Go's poller, since an answer
-// comes after microseconds: being parked and woken by the poller would take longer than the daemon does.
+// comes after microseconds. Being parked and woken by the poller would take longer than the daemon does.
 type line struct {
 	socket *os.File // a blocking one, which Go's poller leaves alone
 	raw    syscall.RawConn

@@ -31,7 +31,7 @@ const keepShared = 256
 //
 // A Found can be read until the loop goes on or ends. Lookups of one client take turns: one within the loop of another
 // would wait for itself. An error ends the loop. Backing files that the client holds by [Client.Redeem] do not come
-// again, and cannot be read here (ErrStale): release them first, or redeem with another client.
+// again, and cannot be read here (ErrStale). Release them first, or redeem with another client.
 func (c *Client) Lookup(ctx context.Context, paths []string) iter.Seq2[*Found, error] {
 	return func(yield func(*Found, error) bool) {
 		select {

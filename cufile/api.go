@@ -32,7 +32,7 @@ type (
 	Allocation = device.Allocation
 	// Widen converts elements on the device, after they have crossed the link.
 	Widen = widen.Kind
-	// ChangedError says what has become of a file at the source, and since when its bytes may be wrong. It wraps ErrShort or control.ErrStale.
+	// ChangedError says how a file changed at the source, and since when its bytes may be wrong. It wraps ErrShort or control.ErrStale.
 	ChangedError = source.ChangedError
 	// Sequences are the documents of a batch of tokens, for [BeginBatch].
 	Sequences = sequences.Sequences
@@ -61,7 +61,7 @@ const (
 )
 
 // Prove runs the command, whose body is [RunProbe], on an open file. cuFile keeps its settings and counters per process,
-// and a broken set-up can crash or hang: only a process of its own can be asked strictly.
+// and a broken set-up can crash or hang. So only a process of its own can be asked strictly.
 func Prove(ctx context.Context, command []string, l Libraries, device int, file *os.File) Proof {
 	return direct.Prove(ctx, command, l, device, file)
 }

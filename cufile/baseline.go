@@ -18,8 +18,8 @@ func (r *Reader) Wall(ctx context.Context, during time.Duration) (float64, error
 	return baseline.Wall(ctx, r.crew, r.arena, during)
 }
 
-// Plain reads a range as a program does that knows nothing of GPUs: one thread, read into ordinary memory, then a
-// copy to HBM, block after block. The paths are compared with it. On the host there is no copy.
+// Plain reads a range as a program does that knows nothing of GPUs. One thread reads into ordinary memory and
+// copies to HBM, block after block. The paths are compared with it. On the host there is no copy.
 func (f *File) Plain(ctx context.Context, offset, n int64) error {
 	spans, err := f.rows(nil, []int64{offset}, n)
 	if err != nil || n == 0 {

@@ -17,7 +17,7 @@ type Batch struct {
 	Element int64   // bytes
 
 	Sources []int32 // of each span: the number of its file; nil: the first
-	Starts  []int64 // of each: its first element; Unread: nothing is read, and what is there stays
+	Starts  []int64 // of each: its first element; Unread: nothing is read, and the memory stays as it is
 	Lengths []int64 // of each: elements; nil: Length
 	Places  []int64 // of each: the element of the memory that it goes to; nil: one behind the other. They must not overlap
 	Length  int64
@@ -29,9 +29,8 @@ const Unread = -1
 // mostElement bounds the bytes of an element.
 const mostElement = 16
 
-// BeginBatch starts bringing the spans of a batch to memory of the caller, and writes what the sequences say, if they are not nil. The rest
-// is as in BeginGather. Places and lengths count elements as they are read, also where they are widened. Closing one of the files ends the request. Spans and sequences that cannot be are an error of
-// the request.
+// BeginBatch starts bringing the spans of a batch to memory of the caller, and writes the sequences' outputs, if they are not nil. The rest is as in BeginGather. Places and lengths count elements as
+// they are read, also where they are widened. Closing one of the files ends the request. Spans and sequences that cannot be are an error of the request.
 func BeginBatch(ctx context.Context, to Target, b *Batch, said *Sequences) (*Request, error) {
 	if len(b.Files) == 0 {
 		return nil, fmt.Errorf("%w: no file is given", ErrMemory)

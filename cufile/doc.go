@@ -11,10 +11,10 @@
 //	v.Release()
 //
 // A file of a mount is read past FUSE: package control says where its bytes lie and hands over the backing files. They
-// are asked for when a read needs them; at most Options.Descriptors stay open, whatever the number of shards, and a read
-// of more is moved in parts. Bytes that exist only in the mount, such as a synthesized header, are read there.
+// are asked for when a read needs them; at most Options.Descriptors stay open, for any number of shards. A read of more
+// is moved in parts. Bytes that exist only in the mount, such as a synthesized header, are read there.
 //
-// Small rows that the GPU sees already are found in a table: each costs the same for one shard and for a hundred
+// Small rows that the GPU sees already are found in a table. Each costs the same for one shard and for a hundred
 // thousand, and takes neither a lock, a descriptor nor a system call. So the Reader looks for changes beside the
 // requests, every 100 ms. A file that was cut fails each request from then on, and bytes of the last 100 ms may be wrong.
 //
@@ -24,8 +24,8 @@
 // There are five paths: [Direct], [Mapped], [Staged], [Compat] and [Host]. [Auto] chooses one per request and says
 // why ([View.Choice]). A path that was asked for and is not available is an error; nothing falls back in silence.
 //
-// Pitfalls. A View's memory is reused after Release. The arena bounds what can be out at once: a Read larger than it
-// is an error, and a Read that finds it full waits for a Release. libcuda, libcufile and NVML are loaded at run time
-// and never unloaded; a process that forks after New must not use the Reader in the child. cuFile keeps its settings
-// per process, so one process uses either Direct or Compat, not both.
+// Pitfalls. A View's memory is reused after Release. The arena bounds the memory that can be out at once. A Read
+// larger than it is an error, and a Read that finds it full waits for a Release. libcuda, libcufile and NVML are
+// loaded at run time and never unloaded. A process that forks after New must not use the Reader in the child. cuFile
+// keeps its settings per process, so one process uses either Direct or Compat, not both.
 package cufile

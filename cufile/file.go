@@ -26,7 +26,7 @@ type File struct {
 	seen   atomic.Bool  // the GPU saw all bytes of the last request already; on the host they were mapped
 	cold   atomic.Int64 // requests on the host that threads read, since rows came from the disk
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	moved    Moved
 	requests map[*Request]bool // that are under way
 }
@@ -88,9 +88,9 @@ func (f *File) enter() error {
 	return nil
 }
 
-// Close closes the file, cancels its requests and reads, and waits for them. Views of it
-// stay. It fails with ErrUnderWay where one hangs in a call into the system or a library, also one that was cancelled: then
-// the file is closed once that call has come back. Closing twice does nothing.
+// Close closes the file, cancels its requests and reads, and waits for them. Views of it stay. It fails with ErrUnderWay
+// where one hangs in a call into the system or a library, also one that was cancelled. Then the file is closed once that
+// call has come back. Closing twice does nothing.
 func (f *File) Close() (err error) {
 	f.mu.Lock()
 	left := f.gate.Shut()
@@ -128,9 +128,9 @@ func (f *File) release() error {
 }
 
 // OpenMany opens many files, as Open does, and gives a File or an error for each. One message asks for a few hundred small
-// files of a mount, or members of its archives, which are not opened in the mount at all: thousands of them cost no round
-// trip each. Where they are more than Options.Descriptors, those that are read in their order are opened again
-// in the same way.
+// files of a mount, or members of its archives, which are not opened in the mount at all. So thousands of them cost no
+// round trip each. Where they are more than Options.Descriptors, those that are read in their order are opened again in
+// the same way.
 func (r *Reader) OpenMany(ctx context.Context, names []string) ([]*File, []error) {
 	files, errs := make([]*File, len(names)), make([]error, len(names))
 	opened := make([]source.File, len(names))

@@ -16,10 +16,10 @@ const (
 	coldRequests = 32
 )
 
-// quickBytes is what is copied while a request begins: waking another thread takes as much CPU time as copying some hundred kilobytes.
+// quickBytes are copied while a request begins: waking another thread takes as much CPU time as copying some hundred kilobytes.
 const quickBytes = 512 << 10
 
-// copiedAtOnce says whether the thread that begins a request copies its rows: they are few bytes, and the last request of each file found all of its own
+// copiedAtOnce says whether the thread that begins a request copies its rows. They are few bytes, and the last request of each file found all of its own
 // in the page cache.
 func (s *scattering) copiedAtOnce() bool {
 	return s.r.copied != nil && len(s.to.Host) <= quickBytes && !slices.ContainsFunc(s.files, func(f *File) bool { return !f.seen.Load() })

@@ -18,7 +18,7 @@ type Target struct {
 
 	Widen Widen
 
-	// Targets, if it is not zero, is for a second output of a [Batch] of equal rows: Memory gets all elements of a row but the last one,
+	// Targets, if it is not zero, is for a second output of a [Batch] of equal rows. Memory gets all elements of a row but the last one,
 	// Targets all but the first. So a row of Length elements takes Length-1 in each.
 	Targets Memory
 }
@@ -33,7 +33,7 @@ func (r *Reader) memory(m Memory) crew.Destination {
 }
 
 // destination says where and how elements of so many bytes are written, those of rows of so many if there is a second output. Elements of 0 bytes are those
-// that are widened. It refuses what cannot be.
+// that are widened. It refuses impossible values.
 func (r *Reader) destination(to *Target, element, row int64) (crew.Destination, error) {
 	d := r.memory(to.Memory)
 	form, err := to.Widen.Form()

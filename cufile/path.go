@@ -55,7 +55,7 @@ var (
 	ErrNoDevice    = driver.ErrNoDevice
 )
 
-// warm is the fraction of the bytes that must be in the page cache for mapping to pay: a page fault costs more than an
+// warm is the fraction of the bytes that must be in the page cache for mapping to pay. A page fault costs more than an
 // O_DIRECT read (measured on one disk: 1.9 against 3.2 GB/s).
 const warm = 0.9
 

@@ -15,7 +15,7 @@ type prefetcher interface {
 	Prefetch(ctx context.Context, ranges []control.Range) error
 }
 
-// Prefetch says which spans will be read soon, in this order: the mount brings them into the page cache, or the kernel
+// Prefetch says which spans will be read soon, in this order. The mount brings them into the page cache, or the kernel
 // does where the file is in none. It does not wait for that, and may do nothing where there is too much to do already.
 func (f *File) Prefetch(ctx context.Context, spans []Span) error {
 	if err := f.enter(); err != nil {
@@ -29,7 +29,7 @@ func (f *File) Prefetch(ctx context.Context, spans []Span) error {
 	if err := f.insideAll(soon); err != nil {
 		return fmt.Errorf("prefetch: %w", err)
 	}
-	if f.seen.Load() { // what a plan names is there
+	if f.seen.Load() { // the planned bytes are there
 		return nil
 	}
 	if p, ok := f.source.(prefetcher); ok {

@@ -19,7 +19,7 @@ func RunProbe(ctx context.Context, in io.Reader, out io.Writer) error {
 	return direct.Answer(in, out, func(q direct.Question) (Proof, error) { return strictRead(ctx, q) })
 }
 
-// strictRead reads aligned blocks of the file through cuFile with compat mode off, compares them with what the kernel
+// strictRead reads aligned blocks of the file through cuFile with compat mode off, compares them with the kernel's
 // reads, and judges cuFile's own counters. Any error means that Direct does not work here.
 func strictRead(ctx context.Context, q direct.Question) (Proof, error) {
 	const block, most = 1 << 20, 8

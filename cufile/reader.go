@@ -38,16 +38,16 @@ type Options struct {
 	Slot    int64 // bytes that a thread moves at a time, 0 means 2 MiB; each pins three of them
 	Arena   int64 // bytes of memory for views, taken at the first one, 0 means 1 GiB (256 MiB on the host)
 
-	// Window is the bytes that the mapped path registers at a time, 0 means 128 MiB. Pinned bounds all registrations
-	// that are kept, 0 means a quarter of the RAM, or of the memory that the process's control group may have; it is no less than two windows. Readers of a process with the same
-	// Window and Pinned, also those of several GPUs, share their registrations, which Pinned bounds together.
+	// Window is the bytes that the mapped path registers at a time, 0 means 128 MiB. Pinned bounds all registrations that are kept. 0 means a quarter of the RAM, or of the
+	// memory that the process's control group may have. It is no less than two windows. Readers of a process with the same Window and Pinned, also those of several GPUs, share
+	// their registrations, which Pinned bounds together.
 	Window int64
 	Pinned int64
 
-	// Descriptors bounds the backing files of mounts that are kept open, 0 means a quarter of RLIMIT_NOFILE, at most
-	// 16,384, and for a GPU a 16th of a limit up to 4,096. For a GPU each may have two descriptors, the second one with O_DIRECT. Shards are opened to be registered
-	// with the GPU, or mapped on the host; rows of these need no descriptor. Elsewhere a random batch of more shards opens and closes
-	// files, which takes milliseconds. Readers of one process leave half of its descriptors to its other files.
+	// Descriptors bounds the backing files of mounts that are kept open. 0 means a quarter of RLIMIT_NOFILE, at most 16,384, and for a GPU a 16th of a limit up to
+	// 4,096. For a GPU each may have two descriptors, the second one with O_DIRECT. Shards are opened to be registered with the GPU, or mapped on the host; rows of
+	// these need no descriptor. Elsewhere a random batch of more shards opens and closes files, which takes milliseconds. Readers of one process leave half of its
+	// descriptors to its other files.
 	Descriptors int
 
 	// Auto cannot see whether the bytes will be read again, nor how many readers share the machine.
@@ -69,7 +69,8 @@ type Options struct {
 	adapt bool // Threads is the most of them: see crew.Pace
 }
 
-// mostDescriptors is what a daemon lends to each of eight readers of one user. fewDescriptors is a low limit of a process.
+// mostDescriptors is the number that a daemon lends to each of eight readers of one user. fewDescriptors is a low limit of
+// a process.
 const (
 	mostDescriptors = 1 << 14
 	fewDescriptors  = 1 << 12
@@ -155,17 +156,17 @@ type Reader struct {
 	opened      atomic.Int64   // bytes of all files that were opened
 	dropped     atomic.Int64   // bytes that went from the page cache
 
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	files map[*File]bool
 	moved Moved
 
-	ending sync.Mutex // one closes at a time; guards what follows
+	ending sync.Mutex // one closes at a time; guards the fields below
 	over   bool       // releaseGPU has ended
 	freed  error      // how; set on the thread that it runs on
 	ended  bool       // Close has given back all that it could
 }
 
-// New prepares a device: threads and pinned memory. Where ctx ends meanwhile, it gives back what it has and returns ctx's error.
+// New prepares a device: threads and pinned memory. If ctx ends meanwhile, it gives back its memory and returns ctx's error.
 func New(ctx context.Context, opt Options) (*Reader, error) {
 	if err := opt.setDefaults(); err != nil {
 		return nil, err
@@ -235,7 +236,7 @@ func (r *Reader) startGPU(ctx context.Context) error {
 	return errors.Join(<-mover, err)
 }
 
-// startOnCrew makes what works by the crew's threads.
+// startOnCrew makes the paths that work by the crew's threads.
 func (r *Reader) startOnCrew(ctx context.Context) (err error) {
 	o := &r.opt
 	r.staged = staged.New(staged.Options{Crew: r.crew, CUDA: r.device.CUDA, Threads: o.Threads, Slot: o.Slot, Adapt: o.adapt, Readers: o.Readers})
@@ -335,7 +336,7 @@ func (r *Reader) release() error {
 	}
 	r.stuck.Wait()
 	r.descriptors.Watch().Close()
-	if r.arena != nil { // that of a GPU has gone with what else is the GPU's
+	if r.arena != nil { // a GPU's arena has gone with its device
 		errs = append(errs, r.arena.Close())
 	}
 	if r.mapped != nil {

@@ -8,7 +8,7 @@ import (
 )
 
 // Moved counts bytes by the path that they took. Bytes that exist only in the mount, such as a synthesized header,
-// lie in no backing file: they count as Staged, or as Host without a GPU.
+// lie in no backing file. They count as Staged, or as Host without a GPU.
 type Moved struct {
 	Direct int64 `json:"direct,omitempty"`
 	Mapped int64 `json:"mapped,omitempty"`

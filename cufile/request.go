@@ -30,9 +30,9 @@ type Request struct {
 }
 
 // BeginGather starts bringing the spans of length bytes that begin at offsets to memory of the caller, one after the
-// other. Spans or memory that cannot be are refused at once, with ErrOutOfRange or ErrMemory. The memory must
-// stay until Done is closed. A request that is cancelled, or whose ctx has ended, lasts until nothing writes there any
-// more: some calls into the system or the GPU's library cannot be interrupted.
+// other. Spans or memory that cannot be are refused at once, with ErrOutOfRange or ErrMemory. The memory must stay
+// until Done is closed. A request that is cancelled, or whose ctx has ended, lasts until nothing writes there any
+// more. Some calls into the system or the GPU's library cannot be interrupted.
 func (f *File) BeginGather(ctx context.Context, to Target, offsets []int64, length int64) (*Request, error) {
 	s := &scattering{r: f.r, files: []*File{f}}
 	return s.begin(ctx, to.Stream, func() error {

@@ -25,7 +25,7 @@ type part struct {
 	view  *View // whose memory they go to; nil for memory of the caller
 }
 
-// scattering is a request on its way. Where all of its rows are registered, the thread that launches kernels does all of it: each other thread that
+// scattering is a request on its way. Where all of its rows are registered, the thread that launches kernels does all of it. Each other thread that
 // is woken for a batch costs as much CPU as the batch.
 type scattering struct {
 	r      *Reader
@@ -55,7 +55,7 @@ func (s *scattering) memory(n int) []source.Span {
 	return *s.room
 }
 
-// look finds the spans, those that the device may see, and what else is to be written.
+// look finds the spans, those that the device may see, and the request's other writes.
 func (s *scattering) look() (err error) {
 	if s.locate != nil {
 		if s.parts, err = s.locate(); err != nil {
@@ -108,7 +108,8 @@ func (s *scattering) start(ctx context.Context, done func(Result, error)) {
 	}
 }
 
-// rest moves what launch did not move, and writes what was not begun. err is how moving what the device sees went.
+// rest moves the spans that launch did not move, and does writes that were not begun. err is the error of moving
+// spans that the device sees.
 func (s *scattering) rest(ctx context.Context, missing []part, err error) (Result, error) {
 	var more outcome
 	if s.beside != nil {
@@ -166,7 +167,7 @@ func (s *scattering) missing(err error) (list []part, n int64) {
 	return list, n
 }
 
-// took counts what was moved: all but what is missing.
+// took counts the moved bytes: all but the missing ones.
 func (s *scattering) took(missing []part) Result {
 	total := Result{Choice: Choice{s.r.opt.Path, "there is nothing to move"}}
 	choice := Choice{Mapped, seenWhy}
@@ -265,7 +266,7 @@ func (p *part) scatter(ctx context.Context, to crew.Destination) (Result, error)
 func (f *File) scatterByArena(ctx context.Context, to *crew.Destination, spans []source.Span) (total Result, err error) {
 	for some := range cut(spans, f.r.opt.Arena/4/mostElement*mostElement) {
 		inside, end := make([]source.Span, len(some)), int64(0)
-		var places []source.Span // of what lies together there as well
+		var places []source.Span // of rows that lie together there as well
 		for i, s := range some {
 			inside[i] = source.Span{Offset: s.Offset, N: s.N, To: end}
 			end += s.N

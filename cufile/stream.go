@@ -13,7 +13,7 @@ type Span struct{ Offset, Length int64 }
 
 // Stream is an ordered plan of spans that are fetched ahead of their use.
 type Stream struct {
-	ctx    context.Context // what is fetched ahead ends with it
+	ctx    context.Context // reads ahead end with it
 	cancel context.CancelFunc
 	ready  chan chan fetched
 	wg     sync.WaitGroup

@@ -92,7 +92,7 @@ type transfer struct {
 	f    *File
 	to   crew.Destination
 	view *View // whose memory that is; nil for memory of the caller
-	cold bool  // what is moved now is not in the page cache
+	cold bool  // the bytes that are moved now are not in the page cache
 }
 
 // run moves spans by groups of the files that hold them. When it returns, also with an error, nothing is under way.
@@ -159,7 +159,7 @@ func (f *File) retryMoved(ctx context.Context, do func(inMount bool) error) erro
 	return do(true)
 }
 
-// moveGroup moves pieces by the path that is chosen for them. It stages them where Auto chose to map files that CUDA does not register: the
+// moveGroup moves pieces by the path that is chosen for them. It stages them where Auto chose to map files that CUDA does not register. The
 // driver, the file system or a limit may be against that, and nothing tells before.
 func (t *transfer) moveGroup(ctx context.Context, pieces []source.Piece, first, inMount bool) (err error) {
 	choice, cold, err := t.f.choose(ctx, pieces)

@@ -10,7 +10,7 @@ import (
 	"github.com/hbmfs/hbmfs/cufile/internal/source"
 )
 
-// PageCache says what becomes of a file's pages in the page cache once the file was read.
+// PageCache says whether a file's pages stay in the page cache after reading.
 type PageCache int
 
 // AutoPageCache drops pages where the files that the Reader has opened are more than the page cache could have beside other memory: of the process's

@@ -39,7 +39,7 @@ func (v *View) Bytes() []byte {
 	return v.r.arena.Host(v.at + v.skew)[:v.n:v.n]
 }
 
-// destination is where the bytes lie, for what moves them.
+// destination is where the bytes lie, for the path that moves them.
 func (v *View) destination() *crew.Destination {
 	return &crew.Destination{HBM: v.r.arena.HBM(v.at + v.skew), Host: v.r.arena.Host(v.at + v.skew)}
 }
@@ -48,7 +48,7 @@ func (v *View) destination() *crew.Destination {
 func (v *View) Moved() Moved { return v.moved }
 
 // Choice is the path that the request was given, and why. A request of more backing files than may be open at once is
-// moved in parts, each by its own choice: this is the first part's, and Moved has them all.
+// moved in parts, each by its own choice. This is the first part's, and Moved has them all.
 func (v *View) Choice() Choice { return v.choice }
 
 // Release gives the memory back. The view must not be used after it; releasing twice does nothing.

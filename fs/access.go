@@ -8,8 +8,8 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// access computes the permissions of a file that shows bytes of several objects: for users who may read every object at the
-// source, through every directory above it. Where permission bits cannot say that, access grants less.
+// access computes the permissions of a file that shows bytes of several objects. They are for users who may read every
+// object at the source, through every directory above it. Where permission bits cannot say that, access grants less.
 type access struct{ dirs map[string]cache.Rights }
 
 func newAccess(l *cache.Listing) *access {

@@ -9,7 +9,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/mounts/handover"
 )
 
-// What a filesystem around the mount's needs of it: see [Options].
+// These are for a filesystem around the mount's: see [Options].
 
 // Request is the context of a request of the kernel, which ends when its caller no longer wants the answer. The caller calls end.
 func Request(cancel <-chan struct{}, header *fuse.InHeader) (ctx context.Context, end func()) {

@@ -70,8 +70,8 @@ func (b *backings) why() string {
 
 // open opens node i with a backing id, until release, or through this process, with noBacking, until closedCached. One lock
 // guards both, since the kernel refuses to mix them (EIO). open closes fd, which is -1 where there is no one local file. It
-// calls released once the kernel no longer has the file, or at once where the kernel does not get this one. What it decided it
-// gives to book under the lock, so that the books of the next daemon have every id. Where book says no, nothing is open.
+// calls released once the kernel no longer has the file, or at once where the kernel does not get this one. It books its
+// decision under the lock, so that the books of the next daemon have every id. Where book says no, nothing is open.
 func (b *backings) open(i, fd int, released func(), book func(id int32) bool) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -182,7 +182,7 @@ func (b *backings) judge(kernel *fuse.InitIn, log *slog.Logger) {
 }
 
 // closeLost gives back the backing id that the daemon before got and did not book. The kernel counts them, and one is got at a time. So
-// what lies between the last that was booked and the next is lost, unless an open file has it: that is booked a moment earlier.
+// IDs between the last that was booked and the next are lost, unless an open file has one: that is booked a moment earlier.
 func (b *backings) closeLost(head *handlesHead, booked map[int32]bool) {
 	f, err := handover.NewMemory("probe")
 	if err != nil || b.why() != "" {

@@ -16,7 +16,7 @@ import (
 )
 
 // statusOf is the one place where an error becomes an errno. A file that is gone from the origin is ESTALE and not
-// ENOENT: loaders take ENOENT for "not made yet" and go on without the file.
+// ENOENT. Loaders take ENOENT for "not made yet" and go on without the file.
 func statusOf(err error) fuse.Status {
 	var absent *layout.AbsentError
 	var errno syscall.Errno

@@ -16,7 +16,7 @@ import (
 )
 
 // handles are the open files, in memory that the next daemon takes over. Each open has a handle of its own, so that a RELEASE that comes
-// twice does nothing the second time, and an OPEN whose answer was lost gets the same handle again.
+// twice does nothing the second time. An OPEN whose answer was lost gets the same handle again.
 type handles struct {
 	file *os.File
 	head *handlesHead
@@ -71,7 +71,7 @@ const (
 	handlesSize = handlesPage + handlesMax*int(unsafe.Sizeof(handle{}))
 )
 
-// newHandles makes an empty table. It lies in a file in memory also where nobody takes it over: that counts as the pages that are used,
+// newHandles makes an empty table. It lies in a file in memory also where nobody takes it over. That counts as the pages that are used,
 // however strict the kernel is with memory.
 func newHandles() (*handles, error) {
 	f, err := handover.NewMemory("handles")
@@ -167,7 +167,7 @@ func (t *handles) nodes() map[int]bool {
 
 func nodeNumber(id uint64) uint32 { return uint32(number(id)) }
 
-// number is what the kernel calls an open file: the slot and its use.
+// number is the kernel's handle of an open file: the slot and its use.
 func (t *handles) number(i uint32) uint64 { return uint64(t.slot[i].life)<<32 | uint64(i) }
 
 // get returns the slot of an open file, nil where it is not open any more.
@@ -204,7 +204,7 @@ func (t *handles) openAs(of *fuse.InHeader, node, state uint32, backing int32, s
 	return t.number(i), true
 }
 
-// answered returns what an OPEN was answered that the kernel sends again, nil where it was not.
+// answered returns the earlier answer to an OPEN that the kernel sends again, nil without one.
 func (t *handles) answered(of *fuse.InHeader) (number uint64, h *handle) {
 	again, request := handover.Resent(of.Unique)
 	if !again {

@@ -43,7 +43,7 @@ const (
 	recordBranch                   // the nodes of a directory in the root that was published
 )
 
-// makeBooks makes what the next daemon takes over while this one lives.
+// makeBooks makes the books that the next daemon takes over while this one lives.
 func (m *Mount) makeBooks() (err error) {
 	if err := m.control.Begin(); err != nil {
 		return err
@@ -60,7 +60,7 @@ func (m *Mount) makeBooks() (err error) {
 	return err
 }
 
-// keepBooks has what this daemon gives out recorded.
+// keepBooks has this daemon's IDs and handles recorded.
 func (m *Mount) keepBooks() {
 	m.backing.booked = func(id int32) { m.handles.head.lastBacking.Store(int64(id)) }
 	m.control.RecordObjects(func(id uint64, o *layout.Object) {
@@ -108,12 +108,12 @@ func (m *Mount) replay(kind uint32, record []byte) error {
 	return nil
 }
 
-// mountState is what never changes of a mount while it lives.
+// mountState is the part of a mount that never changes while it lives.
 type mountState struct {
 	mount *Mount
 
 	Init    []byte // the kernel's INIT request, without flags that were not agreed on
-	Reply   []byte // and what it was answered
+	Reply   []byte // and its answer
 	Depth   int
 	Started time.Time
 	Epoch   control.Epoch
@@ -148,7 +148,7 @@ func (s *mountState) Adopt(section []byte) error {
 	return nil
 }
 
-// answerInit returns what go-fuse answers an INIT request of the kernel.
+// answerInit returns go-fuse's answer to an INIT request of the kernel.
 func answerInit(fs fuse.RawFileSystem, opt *fuse.MountOptions, init []byte) ([]byte, error) {
 	out := make([]byte, unsafe.Sizeof(fuse.OutHeader{})+unsafe.Sizeof(fuse.InitOut{}))
 	n, status := fuse.NewProtocolServer(fs, opt).HandleRequest([][]byte{init}, [][]byte{out})
@@ -176,8 +176,8 @@ func agreed(fs fuse.RawFileSystem, opt *fuse.MountOptions, in fuse.InitIn) (init
 // ErrNoResend says why a mount ends with its daemon.
 var ErrNoResend = errors.New("the kernel cannot send requests again: that came with Linux 6.9")
 
-// Hold has the holder keep the mount from now on. It is called once Ready is closed. states are what the caller leaves to the next
-// daemon. Where nobody can hold the mount, it goes on as ever, and the status says why. end is called once the mount is over.
+// Hold has the holder keep the mount from now on. It is called once Ready is closed. states are the caller's, for the next daemon.
+// Where nobody can hold the mount, it goes on as ever, and the status says why. end is called once the mount is over.
 func (m *Mount) Hold(ctx context.Context, states ...handover.State) (end func()) {
 	life := m.opt.Life
 	if life == nil {
@@ -199,7 +199,7 @@ func (m *Mount) Hold(ctx context.Context, states ...handover.State) (end func())
 	return life.End
 }
 
-// leave gives the holder what changes while the mount lives, and returns what does not.
+// leave gives the holder the changing state of the mount, and returns the constant state.
 func (m *Mount) leave() (handover.State, error) {
 	if m.server.KernelSettings().Flags64()&fuse.CAP_HAS_RESEND == 0 {
 		return nil, ErrNoResend
@@ -271,7 +271,7 @@ func (m *Mount) takeOver(ctx context.Context) error {
 		return err
 	}
 	if life.Waits() {
-		go m.indexAhead(ctx) // ends by itself, or with ctx; Serve waits for what it does
+		go m.indexAhead(ctx) // ends by itself, or with ctx; Serve waits for its work
 	}
 	death, err := life.Prepared(ctx, replay)
 	if err != nil {
@@ -315,7 +315,8 @@ func (m *Mount) takeOver(ctx context.Context) error {
 	return nil
 }
 
-// adoptSuspects takes over what requests are known to end daemons. An older program has left nothing of that.
+// adoptSuspects takes over the requests that are known to end daemons. An older program has left nothing of
+// that.
 func adoptSuspects(life *handover.Life, log *slog.Logger) (s *handover.Suspects, err error) {
 	f, said := life.Took(keptRequest), ""
 	if f != nil {
@@ -340,7 +341,7 @@ func (m *Mount) indexAhead(ctx context.Context) {
 	}
 	_, _ = m.found.index(ctx) // is tried again when it is asked for
 	if m.opt.Life.Waits() {
-		debug.FreeOSMemory() // of what that took
+		debug.FreeOSMemory() // of the memory that it took
 	}
 }
 
@@ -363,7 +364,7 @@ func (m *Mount) adoptServer(device *os.File, init []byte) (*fuse.Server, error) 
 }
 
 // touchBuffers has go-fuse's buffers be there before the kernel writes a request to them. A thread that is killed takes a request that
-// comes at that moment, and cannot have a page any more: then the kernel would end the request with EIO. The pool is not exported, and
+// comes at that moment, and cannot have a page any more. Then the kernel would end the request with EIO. The pool is not exported, and
 // TestBuffersAreTouched sees that it is found.
 func touchBuffers(server *fuse.Server) (found bool) {
 	field := reflect.ValueOf(server).Elem().FieldByName("readPool")
@@ -385,7 +386,7 @@ func touchBuffers(server *fuse.Server) (found bool) {
 	return true
 }
 
-// adoptHandles takes over what is open.
+// adoptHandles takes over open files.
 func (m *Mount) adoptHandles() {
 	m.control.AdoptObject(uint64(m.handles.head.lastObject.Load()), nil)
 	m.keepBooks()

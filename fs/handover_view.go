@@ -15,14 +15,14 @@ import (
 // Views that the kernel was told of are saved, so that the next daemon serves them before it has recognized the dataset again. Those that
 // are large, or compute their bytes, are built again.
 
-// What is saved of views, bytes: of one, and of all of a life.
+// Most bytes that are saved of one view, and of all views of a life.
 const (
 	viewMax   = 8 << 20
 	viewsMax  = 64 << 20
 	inlineMax = 64 << 10 // of bytes that exist in this process alone
 )
 
-// told is what was told of a view: its size, -1 where it is absent, and what its bytes are made of.
+// told is an earlier answer about a view: its size, -1 where it is absent, and a digest of its extents.
 type told struct {
 	size int64
 	sum  uint64
@@ -36,7 +36,7 @@ type toldViews struct {
 	saved   atomic.Int64      // bytes
 }
 
-// record records a view before the kernel hears of it. A view that is not what an earlier daemon told of it is [cache.ErrChanged].
+// record records a view before the kernel hears of it. A view that contradicts an earlier daemon's answer is [cache.ErrChanged].
 func (v *toldViews) record(n *node, f *layout.File) error {
 	if v.journal == nil {
 		return nil
@@ -117,7 +117,7 @@ func (v *toldViews) writeObject(w *varint.Writer, o *layout.Object) (ok bool) {
 	return true
 }
 
-// decode reads a view that an earlier daemon has saved, nil where it is not what was told of it.
+// decode reads a view that an earlier daemon has saved, nil where it contradicts that answer.
 func (v *toldViews) decode(record []byte) *node {
 	r := varint.Reader{B: record}
 	n := &node{kind: kindView, name: r.Text()}

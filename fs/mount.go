@@ -51,7 +51,8 @@ type Options struct {
 	Drafts     *drafts.Server // of a checkpoint volume; nil for a dataset
 	KV         *kv.Store      // of a KV volume; nil for a dataset
 
-	// MayWrite refuses a process that may not change a KV volume, whatever the modes of namespaces say; nil: the modes alone decide.
+	// MayWrite refuses a process that may not change a KV volume, even if the modes of namespaces allow it. If it is nil, the modes
+	// alone decide.
 	MayWrite func(pid int) error
 
 	// Around makes the filesystem that the kernel talks to, around the mount's, where Top is nil; nil: the mount's itself.
@@ -80,7 +81,7 @@ type Mount struct {
 	started time.Time
 	listing *cache.Listing
 	access  *access
-	around  fuse.RawFileSystem // what the kernel talks to: this mount, or Top's filesystem around it
+	around  fuse.RawFileSystem // the kernel's peer: this mount, or Top's filesystem around it
 	root    node
 	tree    *tree
 	server  *fuse.Server

@@ -10,7 +10,7 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// NOFLUSH lets the kernel close a file without a request: nothing is ever written, and close(2) must not fail for a reader
+// NOFLUSH lets the kernel close a file without a request. Nothing is ever written, and close(2) must not fail for a reader
 // that outlived the daemon.
 const (
 	openCached      = fuse.FOPEN_KEEP_CACHE | fuse.FOPEN_NOFLUSH
@@ -82,7 +82,7 @@ func (m *Mount) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut)
 	return fuse.OK
 }
 
-// mayOpen returns OK where this process is to open a file, and otherwise what the kernel is told.
+// mayOpen returns OK where this process is to open a file, and otherwise the kernel's error.
 func (m *Mount) mayOpen(ctx context.Context, n *node, flags uint32) fuse.Status {
 	if flags&syscall.O_ACCMODE != syscall.O_RDONLY || flags&syscall.O_TRUNC != 0 {
 		return erofs

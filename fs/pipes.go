@@ -72,7 +72,7 @@ func inheritNothing() {
 }
 
 // makeRoom makes the kernel grow the table of descriptors for all pipes. The table grows in steps, and each waits for all
-// CPUs once there are threads: 20 ms on 2 CPUs, by which the first read would be late.
+// CPUs once there are threads. That is 20 ms on 2 CPUs, by which the first read would be late.
 func (p *pipes) makeRoom() {
 	const descriptors = 256 // a power of two, with room for four of each splice and for other open files
 	null, err := os.Open(os.DevNull)

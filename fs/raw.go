@@ -259,7 +259,7 @@ func (m *Mount) Forget(id, _ uint64) {
 }
 
 // StatFs says how large the dataset is, in bytes and files. None of it counts as used: nothing here can run full, and monitors
-// of disks alert on what is.
+// of disks alert on used space.
 func (m *Mount) StatFs(_ <-chan struct{}, _ *fuse.InHeader, out *fuse.StatfsOut) fuse.Status {
 	const block = 4096
 	total := uint64(0)

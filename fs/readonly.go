@@ -6,9 +6,9 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
-// readOnly answers what a filesystem that never changes need not do: EROFS to requests that would change it, ENOSYS to the rest. After one ENOSYS the
-// kernel opens directories itself and keeps their listings, and closes files without FLUSH. The superblock cannot be mounted read-only, since the
-// daemon makes its control socket in it (see Mknod). The control server makes it so afterwards, where it may.
+// readOnly answers requests that a filesystem without changes need not serve: EROFS to requests that would change it, ENOSYS to the rest. After one
+// ENOSYS the kernel opens directories itself and keeps their listings, and closes files without FLUSH. The superblock cannot be mounted read-only,
+// since the daemon makes its control socket in it (see Mknod). The control server makes it so afterwards, where it may.
 type readOnly struct{ fuse.RawFileSystem }
 
 const erofs = fuse.Status(syscall.EROFS)

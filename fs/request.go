@@ -161,8 +161,8 @@ func parseCaller(status []byte) (c caller) {
 }
 
 // dying reports whether a pending signal will end the thread. For most fatal signals the kernel makes SIGKILL pending for
-// each thread of the process; not where the thread had another signal already, and not for those that dump core. The tracer
-// of a traced process decides on its signals, except on SIGKILL.
+// each thread of the process. It does not where the thread had another signal already, and not for those that dump core.
+// The tracer of a traced process decides on its signals, except on SIGKILL.
 func (c caller) dying() bool {
 	if c.pending&signalBit(unix.SIGKILL) != 0 {
 		return true

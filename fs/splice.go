@@ -14,7 +14,7 @@ const spliceMin = 32 << 10
 
 // load loads bytes that lie in one local file into a pipe, from which go-fuse moves them to the kernel without a
 // copy through this process. It returns nothing for reads that this does not fit. go-fuse could splice from the file
-// itself, but would answer a file that lost bytes meanwhile with a short reply, which the kernel takes for its end.
+// itself, but would answer a file that lost bytes with a short reply, which the kernel takes for its end.
 func (p *pipes) load(ctx context.Context, body *layout.Body, off, size int64) (fuse.ReadResult, error) {
 	if size < spliceMin {
 		return nil, nil

@@ -24,7 +24,7 @@ type text struct {
 	content []byte
 }
 
-// textBytes bounds what all open texts take.
+// textBytes bounds the memory of all open texts.
 const textBytes = 64 << 20
 
 func (t *texts) init() {
@@ -45,7 +45,7 @@ func (t *texts) open(handle uint64, uid uint32, content []byte) (ok bool) {
 func (t *texts) close(handle uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	closed := t.byOpen[handle] // nothing, where nobody read what the daemon before had opened
+	closed := t.byOpen[handle] // nothing, where nobody read a file that the daemon before had opened
 	t.bytes.Book(closed.uid, -int64(len(closed.content)))
 	delete(t.byOpen, handle)
 }
@@ -74,7 +74,7 @@ func (t *texts) openFor(table *handles, n *node, in *fuse.OpenIn, out *fuse.Open
 	return fuse.OK
 }
 
-// readFor reads an open text. One that the daemon before had opened is made anew for a reader that begins; a reader that has read it to
+// readFor reads an open text. One that the daemon before had opened is made anew for a reader that begins. A reader that has read it to
 // its end finds the end, and one in the middle is told that the rest is gone.
 func (t *texts) readFor(table *handles, n *node, in *fuse.ReadIn) (fuse.ReadResult, fuse.Status) {
 	if number(in.NodeId) >= firstSnapshot {

@@ -55,7 +55,7 @@ type directory struct {
 	// expand, if set, makes the entries when the directory is first looked into.
 	expand   func(context.Context) ([]entry, error)
 	expanded once
-	grown    grown // what it was filled with
+	grown    grown // its grown nodes
 }
 
 // entry is a node with the slash-separated path at which it is to appear.
@@ -65,7 +65,7 @@ type entry struct {
 }
 
 // tree holds the nodes. It only grows. After a hand-over it has numbers that an earlier daemon gave to nodes of directories that are
-// filled when they are looked into: their nodes are nil until then.
+// filled when they are looked into. Their nodes are nil until then.
 type tree struct {
 	mu       sync.RWMutex
 	nodes    []*node
@@ -73,7 +73,7 @@ type tree struct {
 	reserved []grown // ordered by first
 }
 
-// grown is what a directory was filled with: nodes of consecutive numbers.
+// grown are the nodes that fill a directory: of consecutive numbers.
 type grown struct {
 	dir, first, count int
 	sum               uint64 // of the nodes
@@ -169,7 +169,7 @@ func (t *tree) grow(dir *node, entries []entry) (g grown, known bool, err error)
 		return g, true, fmt.Errorf("%q is not what it was before the daemon was replaced: %w", dir.name, cache.ErrChanged)
 	default:
 		for k, n := range nodes {
-			if t.nodes[g.first+k] == nil { // else it was set: what was told of it is true
+			if t.nodes[g.first+k] == nil { // else it was set, and the kernel's answers about it are true
 				t.nodes[g.first+k] = n
 			}
 		}

@@ -108,7 +108,7 @@ func (k *viewMaker) entries(v *layout.Volume) []entry {
 	return append(entries, k.dirs(v)...)
 }
 
-// dirs makes the directories of the source that hold views, with the source's permissions: a user who may not list one
+// dirs makes the directories of the source that hold views, with the source's permissions. A user who may not list one
 // there learns no names here.
 func (k *viewMaker) dirs(v *layout.Volume) (entries []entry) {
 	with := map[string]bool{"": true}

@@ -23,8 +23,8 @@ func newCodeLengths() *codeLengths {
 	k := &codeLengths{}
 	for i, a := range (lengths{1. / 512, 1. / 16, 2, 64}) {
 		for n := range headSize {
-			k.once[n+1][i] = k.once[n][i] + math.Log2(float64(n)+a)
-			k.all[n+1][i] = k.all[n][i] + math.Log2(float64(n)+256*a)
+			k.once[n+1][i] = k.once[n][i] + math.Log(float64(n)+a)*math.Log2E
+			k.all[n+1][i] = k.all[n][i] + math.Log(float64(n)+256*a)*math.Log2E
 		}
 	}
 	return k

@@ -8,13 +8,13 @@ import (
 )
 
 // Shards that are missing, and files that look like shards and are in no set with them, make a stream that is shorter than it looks. Names
-// tell of both, whatever the format: shards of a set are numbered, and differ in their digits only.
+// tell of both in every format: shards of a set are numbered, and differ in their digits only.
 
 // label is a base name as shards differ in it.
 type label struct {
 	alike   string   // the name with its numbers replaced, so that the shards of a set have one
 	numbers []int64  // in the order of the name; the last one is counted where there is a count
-	before  []string // what is before each number
+	before  []string // the text before each number
 	count   int64    // such as 5 in -of-00005, -1 for none
 }
 

@@ -1,5 +1,5 @@
-// Package layout owns what a dataset is: its objects, their format, and the files that can be made of them without
-// copying a byte.
+// Package layout describes datasets: objects, their format, and the files that can be made of them without copying
+// a byte.
 //
 // The use is: list the objects of an origin (package cache does), then
 //

@@ -10,7 +10,7 @@ import (
 // DocumentIndex tells where the sequences and documents of a shard's tokens begin, without holding them in memory. A
 // document is one or more sequences; most formats know no sequences, and there each document is one.
 //
-// Implementations check what they read: positions that decrease, or lie outside the shard, are an error.
+// Implementations check their input: positions that decrease, or lie outside the shard, are an error.
 type DocumentIndex interface {
 	// Sequences and Documents return how many there are.
 	Sequences() int64

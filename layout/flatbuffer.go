@@ -117,7 +117,7 @@ func (t flatTable) number(i int, width int64, absent int64) int64 {
 	return t.f.i64(pos)
 }
 
-// reference returns what the offset in field i refers to.
+// reference returns the object that the offset in field i refers to.
 func (t flatTable) reference(i int) (pos int64, ok bool) {
 	pos, ok = t.field(i, 4)
 	if !ok {

@@ -18,8 +18,8 @@ type format struct {
 	assemble func(ctx context.Context, d *directory, members []member)
 }
 
-// allFormats returns the formats, those with the strongest evidence first: a magic number, an index that names its
-// shards, then the mere look of headerless tokens. An object that none recognizes is raw.
+// allFormats returns the formats, those with the strongest evidence first. These are a magic number, an index that
+// names its shards, then the mere look of headerless tokens. An object that none recognizes is raw.
 func allFormats() []format {
 	return []format{
 		{"safetensors", "safetensors checkpoints: a JSON header, then tensors; each tensor is a file of its own in a view", safetensorsProbe, safetensorsAssemble},

@@ -54,7 +54,7 @@ const (
 	maxArrowDepth  = 64
 )
 
-// arrowFields counts what lies before a field while the schema is walked.
+// arrowFields counts nodes and buffers before a field while the schema is walked.
 type arrowFields struct {
 	fields, nodes, buffers int64
 	lost                   bool // a type before it has an unknown number of buffers

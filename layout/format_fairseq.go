@@ -9,7 +9,7 @@ import (
 )
 
 // fairseqHeader is the start of fairseq's own MMIDIDX index. It has Megatron's magic and version, and neither a count of
-// documents nor their array: its size tells it from Megatron's, as 12S+26 is never 12S+8D+34. Every sequence is a
+// documents nor their array. Its size tells it from Megatron's, as 12S+26 is never 12S+8D+34. Every sequence is a
 // document. Source: facebookresearch/fairseq, fairseq/data/indexed_dataset.py (MMapIndexedDataset).
 type fairseqHeader struct {
 	code      byte

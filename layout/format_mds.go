@@ -76,8 +76,8 @@ func readMDSIndex(ctx context.Context, o *Object) (entries []mdsEntry, err error
 	return entries, err
 }
 
-// settle checks an entry and drops what is not needed of it any more. Shards that are laid out alike share one
-// description, so that a million of them fit into memory.
+// settle checks an entry and drops its fields that are not needed any more. Shards that are laid out alike
+// share one description, so that a million of them fit into memory.
 func (e *mdsEntry) settle(previous *mdsColumns) *mdsColumns {
 	switch {
 	case e.bad != "":
@@ -291,7 +291,7 @@ func mdsPeek(ctx context.Context, o *Object, e *mdsEntry) (DType, string) {
 	if edges[0] < table.end() || edges[1] < edges[0] || edges[1] > o.Size {
 		return fail(corruptf(o, 4, "the first sample lies from %d to %d", edges[0], edges[1]))
 	}
-	plain := *e.columns // the place of the column, whatever is in it
+	plain := *e.columns // the place of the column, with any contents
 	plain.tokens.typed, plain.tokens.shaped = false, false
 	at, length, err := (&mdsShard{columns: &plain, dtype: U8}).locate(ctx, o, 0, edges[0], edges[1]-edges[0])
 	if err != nil {

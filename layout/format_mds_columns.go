@@ -92,7 +92,7 @@ func (c *mdsColumns) list() string {
 }
 
 // decode reads the encoding of column i: bytes, ndarray, ndarray:dtype or ndarray:dtype:d0,d1. ok is false for one that
-// holds no tokens, or whose size is not what its encoding makes it.
+// holds no tokens, or whose size contradicts its encoding.
 func (c *mdsColumns) decode(i int) (t mdsTokens, ok bool) {
 	parts := strings.Split(c.encodings[i], ":")
 	t = mdsTokens{column: i, name: c.names[i]}

@@ -48,7 +48,7 @@ func (s *Set) megatronBin(ctx context.Context) (*File, error) {
 
 // megatronIdx is the index of all shards as one. Lengths are taken over where they lie at the origin; pointers and
 // documents count from where the shard begins in the stream. An index of the origin that is for all of the stream is
-// shown byte for byte, whatever is wrong with it.
+// shown byte for byte, in spite of mistakes in it.
 func (s *Set) megatronIdx(ctx context.Context) (*File, error) {
 	if err := s.usable(ctx); err != nil {
 		return nil, err

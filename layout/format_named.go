@@ -7,10 +7,10 @@ import (
 	"hash/crc32"
 )
 
-// Some formats hold no tokens that lie in the file as they are. They are known by name, so that people hear what can be
-// done with them.
+// Some formats hold no tokens that lie in the file as they are. They are known by name, so that messages can say how to
+// use them.
 
-// named is what a file is known to be.
+// named is a known kind of file.
 type named struct{ about string }
 
 // namedAssemble makes one set of a directory's files, without views.

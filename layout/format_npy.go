@@ -163,7 +163,7 @@ func shapeText(shape []int64) string {
 	return "(" + strings.Join(dims, ", ") + ")"
 }
 
-// readNPYHeader reads and checks the header of o. Errors say what NumPy would refuse as well.
+// readNPYHeader reads and checks the header of o. Errors name faults that NumPy refuses, too.
 func readNPYHeader(ctx context.Context, o *Object) (*npyArray, error) {
 	head, err := readFull(ctx, o, 0, min(o.Size, 12))
 	if err != nil {
@@ -211,7 +211,8 @@ func npyDictionary(head []byte) (start, length int64, err error) {
 	return start, length, nil
 }
 
-// parseNPYDictionary reads the three keys of a header and works out sizes. It refuses what overflows 64 bits.
+// parseNPYDictionary reads the three keys of a header and works out sizes. It refuses shapes that overflow 64
+// bits.
 func parseNPYDictionary(text []byte) (*npyArray, error) {
 	dict, err := parsePythonDict(string(text))
 	if err != nil {

@@ -68,7 +68,8 @@ func olmoAssemble(ctx context.Context, d *directory, members []member) {
 	}
 }
 
-// guessTokens returns what the values at o's start say. They were looked at already, unless only one format is tried.
+// guessTokens returns the guess from the values at o's start. They were looked at already, unless only one format is
+// tried.
 func (d *directory) guessTokens(ctx context.Context, o *Object) tokenGuess {
 	if guess, ok := d.probed[d.find(o.Name)].head.(tokenGuess); ok {
 		return guess
@@ -131,8 +132,8 @@ func (p olmoPart) shard(ctx context.Context, d *directory) typedShard {
 	return typedShard{h, dtype}
 }
 
-// dtype returns what the tokens are: where the last document ends says it exactly. A long sidecar is not read for that
-// as long as the values tell; resolving compares it with them.
+// dtype returns the type of the tokens: the end of the last document tells it exactly. A long sidecar is not read for
+// that as long as the values tell; resolving compares it with them.
 func (p olmoPart) dtype(ctx context.Context, d *directory) (DType, error) {
 	size, dtype, end := p.data.Size, d.opt.DType, p.head.end
 	if dtype == DTypeUnknown {

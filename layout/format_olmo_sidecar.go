@@ -119,7 +119,7 @@ func (s *sidecarRows) skipRow() error {
 	}
 }
 
-// byte counts what it reads: rows of more than 1 KiB on average, past the first MiB, are no rows but a bomb.
+// byte counts its reads: rows of more than 1 KiB on average, past the first MiB, are no rows but a bomb.
 func (s *sidecarRows) byte() (byte, error) {
 	c, err := s.r.ReadByte()
 	if err != nil {
@@ -164,14 +164,14 @@ func sidecarError(ctx context.Context, sidecar *Object, err error) error {
 	return corruptf(sidecar, 0, "the list of documents cannot be read: %v", err)
 }
 
-// sidecarHead is what can be known by the first bytes of a sidecar.
+// sidecarHead is the content of the first bytes of a sidecar.
 type sidecarHead struct {
 	rows int64 // about how many there are
 	end  int64 // where the last document ends, -1 where the head does not hold the whole sidecar
 }
 
-// readSidecarHead decompresses what the head holds. ok is false for another file: no gzip, or no rows that begin with 0
-// and follow one another.
+// readSidecarHead decompresses the head. ok is false for another file: no gzip, or no rows that begin with 0 and follow
+// one another.
 func readSidecarHead(head []byte, size int64) (h sidecarHead, ok bool) {
 	s, err := newSidecarRows(bytes.NewReader(head))
 	if err != nil {

@@ -176,7 +176,7 @@ func parquetSet(d *directory, split string, members []member, column *parquetTok
 	}
 }
 
-// parquetError says what an error of package parquet means for a shard: it is broken, or its tokens make no stream.
+// parquetError translates an error of package parquet for a shard: it is broken, or its tokens make no stream.
 func parquetError(o *Object, err error) error {
 	switch {
 	case errors.Is(err, parquet.ErrBroken):
@@ -187,7 +187,7 @@ func parquetError(o *Object, err error) error {
 	return err
 }
 
-// parquetTexts says what can be done with columns of texts.
+// parquetTexts says how to use columns of texts.
 func parquetTexts(f *parquet.File) string {
 	var texts []string
 	for i := range f.Columns {

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// tokensProbe looks at the values of files whose names may be those of token files. It accepts what it cannot judge
-// as well: other files of the same family, or --dtype, may tell.
+// tokensProbe looks at the values of files whose names may be those of token files. It also accepts files that it
+// cannot judge: other files of the same family, or --dtype, may tell.
 func tokensProbe(code func() *codeLengths) func(o *Object, head []byte) any {
 	return func(o *Object, head []byte) any {
 		if !isTokenName(o.Name) {
@@ -146,7 +146,7 @@ func (g tokenGuess) advice() string {
 const MaxTokensManifest = 64 << 20
 
 // manifested gives the dtypes of the headerless files that hbmfs pack wrote here, as its manifest has them. A manifest that cannot
-// be read tells nothing: --verify says what is wrong with it.
+// be read tells nothing: --verify reports its error.
 func (d *directory) manifested(ctx context.Context) map[*Object]DType {
 	data := d.opt.Manifest
 	if o := d.sibling(ManifestName); o != nil {
@@ -163,7 +163,7 @@ func (d *directory) manifested(ctx context.Context) map[*Object]DType {
 		return nil
 	}
 	dtype := shortDType(m.DType)
-	if dtype != U16 && dtype != U32 { // what nanoGPT has
+	if dtype != U16 && dtype != U32 { // the types of nanoGPT
 		return nil
 	}
 	told := map[*Object]DType{}

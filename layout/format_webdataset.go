@@ -104,7 +104,7 @@ func tarViews(shards []*Shard) []View {
 	return out
 }
 
-// checkTar lists the archive, reports what its view does not show, and counts the samples.
+// checkTar lists the archive, reports members that its view does not show, and counts the samples.
 func checkTar(ctx context.Context, d *directory, h *Shard) error {
 	o := h.Objects[0]
 	listing, err := listTar(ctx, o)

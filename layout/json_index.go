@@ -132,8 +132,8 @@ func (p *objectParser) end() error {
 	}
 }
 
-// list decodes the elements of a JSON list one by one into what element returns. One that is valid JSON but does not fit
-// its type goes to misfit, with its number, and does not end the list.
+// list decodes the elements of a JSON list one by one into the values that element returns. One that is valid JSON but
+// does not fit its type goes to misfit, with its number, and does not end the list.
 func (p *objectParser) list(element func() any, misfit func(i int, err error)) error {
 	if tok, err := p.dec.Token(); err != nil || tok != json.Delim('[') {
 		return p.fail("a JSON list is expected")

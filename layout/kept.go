@@ -7,11 +7,12 @@ import (
 	"sync"
 )
 
-// maxKept bounds what a volume keeps of what it has decoded, in bytes. Beside that it keeps one value of more than half of it, so that
-// a large page does not push out what is needed to read on in it.
+// maxKept bounds the decoded bytes that a volume keeps. Beside that it keeps one value of more than half of it, so that a large page
+// does not push out the values that are needed to read on in it.
 const maxKept = 256 << 20
 
-// kept is what was decoded lately, the most recently used first. Of several readers that want the same one decodes it.
+// kept has recently decoded values, the most recently used first. Of several readers that want the same one decodes
+// it.
 type kept struct {
 	mu      sync.Mutex // guards the fields below
 	entries map[keptKey]*keptEntry
@@ -20,7 +21,7 @@ type kept struct {
 	large   *keptEntry // beside them
 }
 
-// keptKey names what is kept: a part of one shard.
+// keptKey names a kept value: a part of one shard.
 type keptKey struct {
 	of   any
 	part string
@@ -38,7 +39,7 @@ type keptEntry struct {
 
 func newKept() *kept { return &kept{entries: map[keptKey]*keptEntry{}, recent: list.New()} }
 
-// get returns what decode makes, which also says how many bytes it takes. An error is not kept.
+// get returns the value of decode, which also says how many bytes it takes. An error is not kept.
 func (k *kept) get(ctx context.Context, key keptKey, decode func(ctx context.Context) (any, int64, error)) (any, error) {
 	for {
 		k.mu.Lock()

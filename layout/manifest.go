@@ -167,7 +167,7 @@ func (f *ManifestFile) check() error {
 	return nil
 }
 
-// SumFile reads size bytes of r once and sets f's Size, SHA256 and checksums. It holds 1 MiB whatever the size.
+// SumFile reads size bytes of r once and sets f's Size, SHA256 and checksums. It holds 1 MiB for any size.
 func (f *ManifestFile) SumFile(ctx context.Context, r io.ReaderAt, size int64) error {
 	f.Size, f.CRC32CBlock, f.CRC32C = size, ManifestBlock, nil
 	sum, err := f.scan(ctx, r, func(_ int64, crc uint32) error {
@@ -179,7 +179,7 @@ func (f *ManifestFile) SumFile(ctx context.Context, r io.ReaderAt, size int64) e
 }
 
 // Verify reads r once from its start and compares it with f. The error names the file and where it first differs: the
-// offset of a block, or the size. It holds 1 MiB whatever the size.
+// offset of a block, or the size. It holds 1 MiB for any size.
 func (f *ManifestFile) Verify(ctx context.Context, r io.ReaderAt) error {
 	if err := f.check(); err != nil {
 		return fmt.Errorf("verify %q: %w", f.Name, err)

@@ -8,8 +8,8 @@ import (
 	"github.com/hbmfs/hbmfs/layout/parquet"
 )
 
-// parquetShard is the tokens of one file. Those of pages that are plain lie in the file as they are; others are decoded when they are
-// read, a page at a time, and kept for a while in the volume's memory.
+// parquetShard is the tokens of one file. Those of plain pages lie in the file as they are. Others are decoded when they are read, a
+// page at a time, and kept for a while in the volume's memory.
 type parquetShard struct {
 	object *Object
 	volume *Volume
@@ -84,7 +84,7 @@ func (x *parquetShard) body(plain []parquetPiece) Body {
 	return b
 }
 
-// check compares what the statistics say with all pages.
+// check compares the statistics with all pages.
 func (x *parquetShard) check(ctx context.Context) error {
 	if x.column == nil {
 		return nil

@@ -23,7 +23,7 @@ type Set struct {
 	// Guessed: nothing but the values shows the DType.
 	Guessed bool
 	Shards  []*Shard
-	// Notes tells what a reader should know and no number shows, such as the flavour of a header.
+	// Notes tells facts that no number shows, such as the flavour of a header.
 	Notes []string
 	// NoTokens says why no view of the token stream is possible; empty where one is.
 	NoTokens string
@@ -34,14 +34,14 @@ type Set struct {
 	joined []View
 	// entries, if set, replaces the views of the token stream: for formats of members or tensors.
 	entries func(s *Set) []View
-	// summarize, if set, adds to Notes what is only known when all shards are resolved.
+	// summarize, if set, adds notes that are only known when all shards are resolved.
 	summarize func(s *Set)
 
 	volume    *Volume
 	viewDir   string // where the views lie, when Dir and Split are not enough to tell sets apart
 	resolving chan struct{}
 	resolved  bool         // guarded by resolving
-	mu        sync.RWMutex // guards what the shards hold, against those who count while others resolve, and stream
+	mu        sync.RWMutex // guards the shards' contents, against counting while others resolve, and stream
 	stream    *Body        // all tokens, once a view has asked for them
 }
 
@@ -66,7 +66,7 @@ type Shard struct {
 	// resolve, if set, fills in the fields that the probe could not. An [*AbsentError] becomes the shard's NoTokens,
 	// any other error makes it bad.
 	resolve func(ctx context.Context, s *Shard) error
-	// check, if set, reads the shard's index in full and reports what is wrong with it, for inspect. An error is a
+	// check, if set, reads the shard's index in full and reports mistakes in it, for inspect. An error is a
 	// finding that makes the shard bad.
 	check func(ctx context.Context, s *Shard) error
 }
@@ -76,7 +76,7 @@ func newShard(o *Object, indexes ...*Object) *Shard {
 	return &Shard{Name: o.Name, Objects: append([]*Object{o}, indexes...), Tokens: -1, Documents: -1, Samples: -1}
 }
 
-// corrupt is the error of a shard whose bytes are not what its format asks for.
+// corrupt is the error of a shard whose bytes break its format.
 type corrupt struct {
 	object *Object
 	offset int64
@@ -87,7 +87,7 @@ func (c *corrupt) Error() string {
 	return fmt.Sprintf("%s: at %d: %s", c.object.Name, c.offset, c.detail)
 }
 
-// corruptf makes the error by which resolve and check say what is wrong, and where.
+// corruptf makes the error by which resolve and check report a mistake, and its place.
 func corruptf(o *Object, off int64, format string, args ...any) error {
 	return &corrupt{o, off, fmt.Sprintf(format, args...)}
 }
@@ -133,8 +133,9 @@ func (s *Set) Bad() *Shard {
 	return nil
 }
 
-// Resolve reads what the views need beyond the heads: offset tables, record batches, document lists. It works once;
-// later calls return at once. A mistake in a shard becomes a Problem and makes the shard bad: the error is ctx's alone.
+// Resolve reads the data that views need beyond the heads: offset tables, record batches, document lists. It works
+// once; later calls return at once. A mistake in a shard becomes a Problem and makes the shard bad: the error is ctx's
+// alone.
 func (s *Set) Resolve(ctx context.Context) error {
 	select {
 	case s.resolving <- struct{}{}:

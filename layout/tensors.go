@@ -12,7 +12,7 @@ import (
 	"github.com/hbmfs/hbmfs/layout/safetensors"
 )
 
-// Files of tensors, whatever their format: a directory's are a set, and each has a view with a file for each tensor.
+// Files of tensors in any format: a directory's are a set, and each has a view with a file for each tensor.
 
 // maxTensors bounds the memory of one file's tensors.
 const maxTensors = safetensors.MaxTensors

@@ -7,7 +7,7 @@ import (
 	"unicode/utf8"
 )
 
-// tokenGuess is what the values at the start of a headerless file say.
+// tokenGuess is the guess from the values at the start of a headerless file.
 type tokenGuess struct {
 	dtype  DType  // U16 or U32 where the values are token ids by all appearance; else DTypeUnknown
 	likely DType  // the type that its elements seem to have, whether they are token ids or not; DTypeUnknown where nothing tells
@@ -44,7 +44,7 @@ func guessTokens(head []byte, code *codeLengths) tokenGuess {
 	return g
 }
 
-// likelyType is the type of elements of a width. Of types that differ in what no value shows, it is the one of token ids.
+// likelyType is the type of elements of a width. Of types that the values cannot tell apart, it is the one of token ids.
 func likelyType(head []byte, width int) DType {
 	zero, ones, float := true, true, 0 // of the last byte of each element
 	for i := width - 1; width > 2 && i < len(head); i += width {

@@ -151,7 +151,7 @@ func (s *Set) index(ctx context.Context) (DocumentIndex, error) {
 	return mergeIndexes(s.Shards), nil
 }
 
-// file gives a view what all of them share.
+// file gives a view the fields that all share.
 func (s *Set) file(b Body, dtype DType, elements int64) *File {
 	return &File{Body: b, DType: dtype, Tokens: elements, ModTime: newest(s.Shards...)}
 }

@@ -50,7 +50,7 @@ func (p Problem) String() string {
 	return fmt.Sprintf("%s: at %d: %s", p.Object, p.Offset, p.Detail)
 }
 
-// Problems returns what was found wrong so far, ordered by object. Resolving and checking sets can add more.
+// Problems returns the problems found so far, ordered by object. Resolving and checking sets can add more.
 func (v *Volume) Problems() []Problem {
 	v.mu.Lock()
 	defer v.mu.Unlock()

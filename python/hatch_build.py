@@ -24,7 +24,7 @@ def version() -> str:
 class ProgramsHook(BuildHookInterface):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if version == "editable":
-            return  # the package finds what `make build lib` leaves in the clone
+            return  # the package finds the files that `make build lib` leaves in the clone
         library = self._made("HBMFS_LIBRARY", "lib", "libhbmfs.so")
         command = self._made("HBMFS_BINARY", "build", "hbmfs")
         build_data["force_include"][str(library)] = "hbmfs/libhbmfs.so"
@@ -40,7 +40,7 @@ class ProgramsHook(BuildHookInterface):
             return Path(given)
         if not (CLONE / "Makefile").exists():
             raise SystemExit(f"{self.root} is not in a clone of hbmfs: build there, or name a built {name} in {variable}")
-        # What pip says in our environment is not for make, and a make around this one must not lend us its jobs.
+        # pip's messages in our environment are not for make, and a make around this one must not lend us its jobs.
         environment = {key: value for key, value in os.environ.items() if key not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
         subprocess.run(["make", "-C", str(CLONE), target], check=True, env=environment)
         return CLONE / "bin" / name

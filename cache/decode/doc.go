@@ -1,5 +1,5 @@
-// Package decode shows compressed shards as if they were plain: under the decoded names, with the decoded sizes, and with
-// an index that knows nothing of compression. A reader that was made for plain shards just reads.
+// Package decode shows compressed shards as if they were plain. They have the decoded names and sizes, and an index that
+// does not mention compression. A reader that was made for plain shards just reads.
 //
 //	x, err := decode.Wrap(ctx, listing)                        // compressed shards are replaced in the listing
 //	kept.Add(source, x, &cache.Listing{Objects: x.Objects()})  // and what they decode to is kept

@@ -26,7 +26,7 @@ var (
 )
 
 // rewriteIndex takes compression out of an index and lists the compressed shards. Keys that it does not know stay as they
-// are. Besides the text it has one entry in memory, and at most so many shards: a text may have more empty entries than
+// are. Besides the text it has one entry in memory, and at most so many shards. A text may have more empty entries than
 // fit into memory.
 func rewriteIndex(text []byte, most int) (out []byte, shards []shard, err error) {
 	if !bytes.Contains(text, []byte(`"zip_data"`)) {

@@ -29,8 +29,8 @@ type known struct {
 	effort int64   // bytes that were read of it, where the beginning did not tell
 }
 
-// learn finds out what a file decodes to. It reads the beginning and the end. Where they do not tell, it reads up to scan
-// bytes, and decodes them if it must. The error is of reading.
+// learn finds the decoded name and size of a file. It reads the beginning and the end. Where they do not tell, it reads
+// up to scan bytes, and decodes them if it must. The error is of reading.
 func (x *Decoded) learn(ctx context.Context, o *layout.Object, scan int64) (known, error) {
 	if strings.HasSuffix(o.Name, gzipName) {
 		return known{why: "gzip does not say how long its content is: compress it with zstd"}, nil

@@ -23,15 +23,15 @@ const (
 	maxRatio = 1 << 15 // of decoded to stored bytes: the most that zstd's blocks can reach
 	maxRead  = 4 << 20 // bytes of frames that are read together
 	gzipName = ".gz"   // which is not decoded
-	zstdName = ".zst"  // as zstd names what it writes
+	zstdName = ".zst"  // as zstd names its output
 	zstdLong = ".zstd" // as some others do
 	asStored = "it is shown as it is stored: "
 )
 
-// FileOptions say how [Decoded.AddFiles] learns what files decode to.
+// FileOptions say how [Decoded.AddFiles] learns the decoded sizes of files.
 type FileOptions struct {
 	Scan  int64  // bytes that may be read of one file for that, besides its beginning and end; 0 is 64 MiB
-	Sizes string // the file that remembers what was learned; "" for none
+	Sizes string // the file that remembers learned sizes; "" for none
 }
 
 // Learned counts the files and bytes that [Decoded.AddFiles] had to read.
@@ -45,9 +45,9 @@ type Learned struct {
 // error is that a file could not be read.
 //
 // A file with a seek table (facebook/zstd, contrib/seekable_format) is decoded frame by frame, where it is read. Another
-// one comes as a whole. Its decoded size is learned in the cheapest way that there is: from its first frame if that is
-// all of it, from a walk over its frames and blocks if all of them say it, or by decoding. opt bounds walks and decoding,
-// and [Decoded.SaveSizes] remembers the sizes that they find out.
+// one comes as a whole. Its decoded size is learned in the cheapest way. That is its first frame if that is all of it, a
+// walk over its frames and blocks if all of them say it, or decoding. opt bounds walks and decoding, and
+// [Decoded.SaveSizes] remembers the sizes that they find out.
 //
 // Where a file is too large for a walk, and its first frame looks like the only one, that frame is trusted. If it was
 // wrong, reading fails with [cache.ErrDamaged] and says so, and the next mount knows better.
@@ -93,7 +93,7 @@ func (x *Decoded) AddFiles(ctx context.Context, l *cache.Listing, opt FileOption
 	return learned, nil
 }
 
-// SaveSizes remembers what AddFiles has learned.
+// SaveSizes remembers the sizes that AddFiles has learned.
 func (x *Decoded) SaveSizes() error { return x.sizes.save() }
 
 // show replaces files by the decoded ones, as far as they are known.

@@ -106,8 +106,8 @@ func newWrapper(l *cache.Listing, x *Decoded) *wrapper {
 	return w
 }
 
-// apply decodes what all rewrites that can be carried out name. Two of them may name the same shards: merge_index of
-// MosaicML Streaming leaves the indexes below its own.
+// apply decodes the objects of all rewrites that can be carried out. Two of them may name the same shards:
+// merge_index of MosaicML Streaming leaves the indexes below its own.
 func (w *wrapper) apply(rewrites []*rewrite) {
 	made := map[string]*layout.Object{} // by name
 	hidden := map[*layout.Object]bool{}
@@ -132,7 +132,7 @@ func (w *wrapper) apply(rewrites []*rewrite) {
 		o.Version += "-" + hex.EncodeToString(sum[:8])
 		made[o.Name], w.origin.of[o] = o, stored{text: p.text}
 	}
-	for _, p := range refused { // it still needs what another index has decoded
+	for _, p := range refused { // it still needs objects that another index has decoded
 		for _, s := range p.shards {
 			zip := w.objects[path.Join(path.Dir(p.index.Name), s.zip.Basename)]
 			delete(hidden, zip)
@@ -202,7 +202,7 @@ func derived(from *layout.Object, name string, size int64) *layout.Object {
 	return &o
 }
 
-// below gives the name of what an index calls name. It must not leave the index's directory.
+// below gives the object's name for a name in an index. It must not leave the index's directory.
 func below(index *layout.Object, name string) (string, error) {
 	if !fs.ValidPath(name) || name == "." || strings.ContainsAny(name, "\\\x00") || len(path.Base(name)) > 255 {
 		return "", fmt.Errorf("the index names %.80q, which is no name below its directory", name)

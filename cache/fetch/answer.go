@@ -78,8 +78,8 @@ func checkRange(a ask, h http.Header) error {
 	return fmt.Errorf("%w: it answers for bytes %d to %d with %.80q", ErrLie, a.off, a.off+a.n, got)
 }
 
-// Unencoded refuses an answer that comes in an encoding, as servers make it that compress what they send. Its bytes are
-// not the object's, and its length and range may be of either.
+// Unencoded refuses an answer that comes in an encoding, as from servers that compress. Its bytes are not the object's,
+// and its length and range may be of either.
 func Unencoded(h http.Header) error {
 	for code := range strings.SplitSeq(said(h, "Content-Encoding"), ",") {
 		switch strings.ToLower(strings.TrimSpace(code)) {

@@ -35,7 +35,7 @@ type Getter interface {
 	Get(ctx context.Context, o *layout.Object, off, n int64) (*Answer, error)
 }
 
-// Options bound what a Client does. The zero value means what each field says.
+// Options bound a Client's work. Each field documents its zero value.
 type Options struct {
 	Connections int           // requests under way at once, 0 means 16
 	Patience    time.Duration // how long the next MiB of a range may take, or its rest; 0 means 2 minutes. Below 16 s it is for less than a MiB
@@ -141,7 +141,7 @@ func final(err error) bool {
 	return errors.As(err, &sink)
 }
 
-// attempt makes one request and hands on what it brings: got bytes, and an error if those were not all.
+// attempt makes one request and hands on the bytes that come: got of them, and an error if some are missing.
 func (c *Client) attempt(ctx context.Context, a ask, buf []byte, sink func([]byte) error) (got int64, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

@@ -20,7 +20,7 @@ type turns struct {
 	trial func() time.Duration // how long a request may bring nothing while others wait
 	stall time.Duration        // the most of that
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	under    []*turn    // in the order in which they began
 	waiting  []*turn    // in the order in which they came
 	suspects map[*layout.Object]int
@@ -49,7 +49,7 @@ const (
 	soonest  = 200 * time.Millisecond // after which a request that brings nothing may be told to yield
 	untaught = 500 * time.Millisecond // before it is known how long answers take
 	share    = 4                      // a quarter of the turns
-	reserved = 8                      // an eighth is kept for what readers wait for
+	reserved = 8                      // an eighth is kept for segments that readers wait for
 )
 
 // errYielded ends a request for others that wait. Another attempt follows.
@@ -185,8 +185,8 @@ func (s *turns) share() {
 	s.makeWay()
 }
 
-// next gives the first of those that may begin: objects that are not suspected, and among these what readers wait for. One suspect comes
-// before others, so that each gets its turn in the end.
+// next gives the first of those that may begin: objects that are not suspected, and among these the segments that readers wait for. One
+// suspect comes before others, so that each gets its turn in the end.
 func (s *turns) next() (best *turn) {
 	level := 0
 	for _, t := range s.waiting {

@@ -26,7 +26,7 @@ const (
 // errNoListing says that a server shows something else where a directory is.
 var errNoListing = errors.New("its page for the directory is not a listing in JSON, as nginx writes it with autoindex_format json")
 
-// entries are what a page says of a directory: names of files, and names of directories with a slash at their end.
+// entries are the names on a page of a directory: of files, and names of directories with a slash at their end.
 type entries []string
 
 // listByPages lists the files that the server's own pages name, in all directories below.
@@ -57,7 +57,7 @@ type pages struct {
 	group  *errgroup.Group
 	all    *fetch.Listing
 
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	files []string
 }
 

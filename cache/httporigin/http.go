@@ -1,9 +1,9 @@
 // Package httporigin reads datasets from web servers that serve ranges: nginx, object stores behind signed or public
 // addresses, artifact servers.
 //
-// A source is one file, or a directory (with a slash at its end) that has an index, such as the manifest of hbmfs pack or the
-// index.json of MosaicML or LitData, or that its server lists in pages of its own. Each file is asked for its size and version
-// (HEAD) when the source is listed.
+// A source is one file, or a directory, with a slash at its end. A directory has an index, such as the manifest of hbmfs pack
+// or the index.json of MosaicML or LitData, or its server lists it in pages of its own. Each file is asked for its size and
+// version (HEAD) when the source is listed.
 //
 // A file is pinned by its ETag, or by its date and size where the server gives none. Every request carries the condition,
 // and every answer is compared.
@@ -149,7 +149,7 @@ func (o *Site) Get(ctx context.Context, obj *layout.Object, off, n int64) (*fetc
 	default:
 		err = explain(res)
 	}
-	_ = res.Body.Close() // it is not what was asked for
+	_ = res.Body.Close() // it is not the requested range
 	return nil, err
 }
 
@@ -184,8 +184,8 @@ func explain(res *http.Response) error {
 	return fmt.Errorf("the server answers %s", status(res))
 }
 
-// request makes a request for a file below the base, or for a directory, whose name ends with a slash. A name may hold what an
-// address gives a meaning to.
+// request makes a request for a file below the base, or for a directory, whose name ends with a slash. A name may contain
+// characters that have a meaning in an address.
 func (o *Site) request(ctx context.Context, method, name string) (*http.Request, error) {
 	dir, isDir := strings.CutSuffix(name, "/")
 	parts := strings.Split(url.PathEscape(dir), "%2F")

@@ -306,8 +306,8 @@ func (o *Site) namesIn(ctx context.Context, at *layout.Object, x index, all *fet
 	return names, nil
 }
 
-// ask asks for files, side by side. failed are those that are not there, may not be read, or cannot be pinned to a version;
-// with any other error nothing can be said of them.
+// ask asks for files, side by side. failed are those that are not there, may not be read, or cannot be pinned to a version.
+// With any other error nothing is known of them.
 func (o *Site) ask(ctx context.Context, names []string) (found []*layout.Object, failed map[string]error, err error) {
 	var mu sync.Mutex
 	failed = map[string]error{}

@@ -13,8 +13,9 @@ const (
 	mostPipeline = 1 << 20 // bytes of the index that names them
 )
 
-// modelFiles are the files that Hugging Face's libraries look for beside a model's weights, and no index names: the constants of
-// transformers (utils/__init__.py, tokenization_utils_base.py and the tokenizers' VOCAB_FILES_NAMES) and sentence-transformers.
+// modelFiles are the files that Hugging Face's libraries look for beside a model's weights, and no index names. They are the
+// constants of transformers (utils/__init__.py, tokenization_utils_base.py and the tokenizers' VOCAB_FILES_NAMES) and
+// sentence-transformers.
 func modelFiles() []string {
 	return append([]string{
 		"config.json", "generation_config.json", "preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json",

@@ -1,5 +1,5 @@
-// Package origintest is the contract that every origin keeps, as tests: what an origin lists can be read, byte by byte,
-// for as long as it is what was listed, and is an error from then on.
+// Package origintest has the contract of every origin, as tests. A listed object can be read, byte by byte, for as long
+// as it matches its listing. From then on a read is an error.
 package origintest
 
 import (

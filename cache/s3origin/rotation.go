@@ -11,8 +11,9 @@ import (
 	"github.com/minio/minio-go/v7/pkg/credentials"
 )
 
-// rotation follows credentials that are replaced where they come from, before they say that they expire: a file that was
-// written again, a role that was given anew. Nobody is told of that; the server no longer takes the old ones.
+// rotation follows credentials that are replaced where they come from, before they say that they expire. Examples are a
+// file that was written again, and a role that was given anew. Nobody is told of that; the server no longer takes the
+// old ones.
 type rotation struct {
 	done atomic.Bool // the server has answered a request
 
@@ -52,8 +53,8 @@ func (r *rotation) unexplained(res minio.ErrorResponse) bool {
 	return bare && (r.done.Load() || r.bare.Add(1) <= believed)
 }
 
-// renew asks again where the credentials come from, and tells whether they have changed lately, so that a request which
-// was refused is worth another attempt. Credentials that never worked are not.
+// renew asks again where the credentials come from, and tells whether they have changed lately. If so, a refused
+// request is worth another attempt. Credentials that never worked are not.
 func (r *rotation) renew(creds *credentials.Credentials) bool {
 	if !r.done.Load() {
 		return false

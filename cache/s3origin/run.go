@@ -17,7 +17,7 @@ import (
 // Names in a bucket where checkpoints are drained to, by package drain. A checkpoint is the directory of its manifest.
 const (
 	RunMark     = ".hbmfs-drain.json"    // in the directory that has the checkpoints
-	runState    = ".hbmfs-drain"         // a directory beside it, of what drains say to each other
+	runState    = ".hbmfs-drain"         // a directory beside it, of the drains' messages to each other
 	runManifest = ".hbmfs-manifest.json" // the last object of a checkpoint
 )
 
@@ -114,7 +114,8 @@ func (o *Bucket) whole(ctx context.Context, objects []*layout.Object) (kept []*l
 	return kept, empty, problems, nil
 }
 
-// misfits compares checkpoints with their manifests, and says of each which directories are empty, or what does not fit.
+// misfits compares checkpoints with their manifests, and says of each which directories are empty, or which file does
+// not fit.
 func (o *Bucket) misfits(ctx context.Context, manifests []*layout.Object, sizes map[string]int64) (empty [][]string, whys []string, err error) {
 	empty, whys = make([][]string, len(manifests)), make([]string, len(manifests))
 	g, ctx := errgroup.WithContext(ctx)

@@ -39,8 +39,8 @@ type Bucket struct {
 	transport http.RoundTripper
 	rotation  rotation
 
-	// Misfit compares a drained checkpoint's manifest with the listing, of which size gives the bytes of its files. It says what does not fit, ""
-	// for nothing. Such a checkpoint is left out. Empty directories are in the manifest alone. It is set before List; nil compares nothing.
+	// Misfit compares a drained checkpoint's manifest with the listing, of which size gives the bytes of its files. It names the mismatch, "" for
+	// none. Such a checkpoint is left out. Empty directories are in the manifest alone. It is set before List; nil compares nothing.
 	Misfit func(manifest []byte, size func(name string) (bytes int64, there bool)) (empty []string, why string)
 }
 

@@ -23,7 +23,7 @@ var (
 	ErrFull     = errors.New("the store is full")
 )
 
-// Writer makes single requests that change a bucket below a prefix. Each is made once: whoever calls tries again. Names are relative to
+// Writer makes single requests that change a bucket below a prefix. Each is made once: the caller tries again. Names are relative to
 // the prefix. It is safe for concurrent use.
 type Writer struct{ o *Bucket }
 
@@ -36,7 +36,7 @@ type Stored struct {
 	CRC32C string // as S3 writes it: base64, and of an object of n parts their sums' sum and "-n". Empty where the server does not say
 }
 
-// writeBuffer is what is handed to a connection at once.
+// writeBuffer is the number of bytes that are handed to a connection at once.
 const writeBuffer = 256 << 10
 
 // OpenWriter makes a writer. Nothing is asked of the server yet.

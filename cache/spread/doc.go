@@ -4,7 +4,7 @@
 //	listing, err := o.List(ctx) // of the origin itself; its objects are read through the caches
 //
 // An object is cut into shares of 64 MiB. Rendezvous hashing of the object's name and the share gives the order in which the
-// caches are asked, the same on every node: so each cache holds its part, and where one goes, only its part moves. The origin
+// caches are asked, the same on every node. So each cache holds its part, and where one goes, only its part moves. The origin
 // comes last, and answers for objects that no cache gives.
 //
 // A cache may be slow, gone, old or wrong. Its answers are compared with the listing as the origin's are, and no byte of a

@@ -68,7 +68,7 @@ func (o *Spread) Through(endpoint string) (fetch.Getter, error) { return o.up.Th
 // Upstream is the origin behind the caches.
 func (o *Spread) Upstream() Upstream { return o.up }
 
-// String is the origin's name: what is kept of it is the same, whichever way it came.
+// String is the origin's name: its cached bytes are the same, whichever way they came.
 func (o *Spread) String() string { return o.up.String() }
 
 // Close ends idle connections.
@@ -128,7 +128,7 @@ func (s *server) probe(ctx context.Context, places []probe) {
 	}
 }
 
-// Notes are what somebody who mounts has to know of the caches: those that are passed over.
+// Notes tell the user at mount which caches are passed over.
 func (o *Spread) Notes() (notes []string) {
 	for _, s := range o.caches {
 		if e := s.said(); e.Out != "" {

@@ -24,10 +24,10 @@
 //
 // A reader may plan its reads: [Store.Plan]. They are fetched in order, and segments of plans stay longest: others go
 // first, by SIEVE, and then those that are needed last (Belady). The next reads of all plans share a quarter of the
-// budget; later ones that are here already keep the rest. Fetching for a plan waits where it could only evict what is
-// needed sooner; reads never wait for plans. A read takes itself off the plan; a read that is planned again before that
-// is the same one. Plans end with their reader, and when nobody keeps to them for two minutes. Their memory is bounded,
-// and so are the bytes that are fetched for them at a time.
+// budget; later ones that are here already keep the rest. Fetching for a plan waits where it could only evict segments
+// that are needed sooner; reads never wait for plans. A read takes itself off the plan; a read that is planned again
+// before that is the same one. Plans end with their reader, and when nobody keeps to them for two minutes. Their memory
+// is bounded, and so are the bytes that are fetched for them at a time.
 //
 // The disk may fail in any way, also after it took the bytes. They then come from the origin, uncached, and [Store.Stats] says why.
 //

@@ -10,7 +10,7 @@ import (
 type health struct {
 	log *slog.Logger
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	failures int64
 	why      string
 	until    time.Time     // the disk is left alone

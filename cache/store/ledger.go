@@ -34,7 +34,7 @@ type entry struct {
 type ledger struct {
 	limit int64
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	entries map[key]*entry
 	queue   *list.List // of *entry, the newest in front
 	hand    *list.Element

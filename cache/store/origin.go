@@ -18,7 +18,7 @@ type Cached struct {
 	source string
 	next   map[*layout.Object]*layout.Object // of those that come as a whole
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	files  map[*layout.Object]*file
 	trails []trail // the one that was seen last comes first
 }
@@ -27,7 +27,7 @@ type Cached struct {
 type file struct {
 	identity [32]byte
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	streams []stream   // the one that was seen last comes first
 	pass    *pass      // of an object that comes as a whole, while it comes
 
@@ -46,8 +46,8 @@ func (x *Cached) file(o *layout.Object) *file {
 	return f
 }
 
-// mostAhead bounds what is fetched ahead of one reader, bytes. Several would evict each other's if it were not a small
-// part of the budget.
+// mostAhead bounds the bytes that are fetched ahead of one reader. Several would evict each other's if it were not a
+// small part of the budget.
 func (s *Store) mostAhead() int64 {
 	const share = 16
 	return min(s.opt.Ahead, s.opt.Size/share)

@@ -171,7 +171,7 @@ func (l *ledger) comesFirst(u *planned) bool {
 	return len(p.reads) > 0 && u.stamp <= max(p.at, p.reads[0].stamp)+l.share()
 }
 
-// share is the part of one plan in the part of the budget that holds what comes first.
+// share is one plan's part of the budget for the segments that are needed first.
 func (l *ledger) share() int64 { return l.limit / heldShare / int64(max(1, len(l.plans.of))) }
 
 // takeOff takes a read off its plan.

@@ -23,7 +23,7 @@ func (s *Store) Plan(reader any, runs []layout.Run) bool {
 	return taken
 }
 
-// Bring is [Store.Plan] for what others have read: it counts as read by nobody.
+// Bring is [Store.Plan] for segments that others have read: they count as read by nobody.
 func (s *Store) Bring(reader any, runs []layout.Run) bool { return s.plan(reader, s.readsOf(runs)) }
 
 // readsOf cuts runs where segments end, as far as a plan has room for the reads.

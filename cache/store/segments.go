@@ -29,7 +29,7 @@ func (g segments) Hold(o *layout.Object) (release func()) {
 	if e == nil { // it is gone already, and lives on where it is open
 		return func() {}
 	}
-	if in := e.lies.Load(); in != nil { // whoever opens it reads it where nobody sees that
+	if in := e.lies.Load(); in != nil { // its next opener reads it, and the store does not see that
 		g.store.touched(in.origin.file(in.object), in.segmentOf)
 	}
 	return sync.OnceFunc(func() { g.store.ledger.unpin(e) })

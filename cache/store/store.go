@@ -26,7 +26,7 @@ type Upstream interface {
 	Fetch(ctx context.Context, o *layout.Object, off, n int64, sink func(p []byte) error) error
 }
 
-// Options bound a store. The zero value of a field means what it says.
+// Options bound a store. Each field documents its zero value.
 type Options struct {
 	Size    int64 // bytes that segments may take, 0 means 80% of the filesystem
 	Segment int64 // bytes of a segment, a multiple of 1 MiB up to [MaxSegment]; 0 means 1 GiB, or 256 MiB below a Size of 64 GiB
@@ -63,13 +63,13 @@ type Store struct {
 	turns  chan struct{}  // of passes: has room for as many as shall be under way
 }
 
-// Open opens a cache directory, which it makes if need be. Nobody but this user and root may be able to change what lies
+// Open opens a cache directory, which it makes if need be. Only this user and root may be able to change the files
 // there: see package trust. The filesystem must know files without a name: ext4, XFS, btrfs and tmpfs do.
 func Open(path string, opt Options) (*Store, error) {
 	s := &Store{opt: opt, fd: -1}
 	dir, err := trust.Dir(path)
 	if err == nil {
-		s.path, err = trust.Below(dir, "segments") // which hold what a mount may keep from some users
+		s.path, err = trust.Below(dir, "segments") // which hold bytes that a mount may keep from some users
 	}
 	if err == nil {
 		err = s.defaults()

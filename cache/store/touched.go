@@ -17,12 +17,12 @@ type Touch struct {
 	Offset, Length int64
 }
 
-// Record has the segments that were read since it began, each once, in the order of their first reads. What is read for a plan
-// counts when it is planned. It is safe for concurrent use.
+// Record has the segments that were read since it began, each once, in the order of their first reads. Reads for a plan count
+// when they are planned. It is safe for concurrent use.
 type Record struct {
 	Since time.Time
 
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	seen  map[*file]bits
 	order []Touch
 	full  bool
@@ -33,7 +33,7 @@ func (r *Record) Touches(from int) (touches []Touch, full bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	n := len(r.order)
-	return r.order[min(from, n):n:n], r.full // what was appended never changes
+	return r.order[min(from, n):n:n], r.full // appended entries never change
 }
 
 // note takes a segment down. size is that of all segments but the last.

@@ -10,7 +10,7 @@ import (
 )
 
 // OpenWhole opens the one local file that has all of o, for the kernel to read itself; fd is -1 where there is none. It
-// waits for an object that comes ahead of a reader that has come to o: the reader would wait for the first byte all the
+// waits for an object that comes ahead of a reader that has come to o. The reader would wait for the first byte all the
 // same, and then read everything through this process. The file stays until release.
 func (x *Cached) OpenWhole(ctx context.Context, o *layout.Object) (fd int, release func(), err error) {
 	g := x.segment(o, 0)
@@ -60,8 +60,8 @@ func (x *Cached) complete(f *file, g segmentOf) (e *entry, p *pass) {
 	return x.store.ledger.pin(keyOf(f.identity, g.index), nil), nil
 }
 
-// openEntry opens a published segment for reading. Nobody who reads one by its file hears that the disk has lost its bytes, so one that is not synced
-// yet is not opened: it is read through the store meanwhile.
+// openEntry opens a published segment for reading. Nobody who reads one by its file hears that the disk has lost its bytes. So one that is not synced
+// yet is not opened, and is read through the store meanwhile.
 func (s *Store) openEntry(ctx context.Context, e *entry) (fd int, err error) {
 	if _, fill := s.ledger.look(e); fill != nil {
 		return -1, errMoved

@@ -26,45 +26,44 @@ func newBenchCommand() *cobra.Command {
 	c := &benchCommand{block: 64 << 20, sample: 8 << 10, align: 2, slot: 2 << 20, window: 128 << 20, length: 1 << 50}
 	cmd := c.work(&cobra.Command{
 		Use:   "bench FILE",
-		Short: "Measure every path from a file into GPU memory, beside a plain read and copy",
+		Short: "Measure every path from a file into GPU memory",
 		Long: `Read a file by each path, in three ways, for a while each:
 
   sequential  the whole file in blocks, again and again
   random      blocks at random places
   gather      many small samples at random places, into one tensor
 
-plain is one thread that reads into ordinary memory and copies to the GPU, as a program without hbmfs does. wall is
-a copy of pinned memory to the GPU, to all of --gpus at once, which no path can beat; rates are also given as a part of
-it. mapped comes three times: kept, with all registrations made before; moving, through 32 windows that are registered
-and given up as the reading moves on, in a file that was read so before; and first, the same in a file that was just
-opened, one pass. Several GPUs share registrations.
+plain is one thread that reads into ordinary memory and copies to the GPU, as a program without hbmfs does. wall is a copy of
+pinned memory to the GPU, to all of --gpus at once. No path can beat it, so rates are also given as a part of it. mapped comes
+three times. kept has all registrations made before. moving registers and gives up 32 windows as the reading moves on, in a file
+that was read so before. first is one pass of the same in a file that was just opened. Several GPUs share registrations.
 
 Each path is measured with the page cache as it finds it: the first pass over a cold file is the disk's rate. A file that was
-written or read in small pieces lies in small pages, which take longer to register: --refill drops it from the page
-cache and brings it back in huge pages first. --cold measures reading past the page cache instead, beside a tuned plain reader, in
-turns. CPU s/GB is what this process used, the kernel's work for it included.`,
+written or read in small pieces lies in small pages, which take longer to register. --refill first reads it anew into huge pages.
+--cold measures reading past the page cache instead, beside a tuned plain reader, in turns. CPU s/GB is the processor time of this
+process, with the kernel's work for it.`,
 		Example: "  hbmfs bench /mnt/pile/.hbmfs/views/tokens.bin\n  hbmfs bench --to host --modes sequential shard.bin\n  hbmfs bench --gpus 0,1,2,3 --paths mapped,staged --json shard.bin\n" +
 			"  hbmfs bench --paths moving,first --modes sequential --window 256MiB shard.bin\n  hbmfs bench --cold --length 4GiB shard.bin",
 	}, exactArgs(1), c.run)
 	f := cmd.Flags()
 	c.device.add(cmd)
-	f.StringSliceVar(&c.measure.Paths, "paths", nil, "staged, mapped (or one of its ways: kept, moving, first), compat, direct, host (default staged,mapped; host with --to host)")
+	f.StringSliceVar(&c.measure.Paths, "paths", nil, "`paths` to measure: staged, mapped, or one of its ways (kept, moving, first), compat, direct, host (default: staged,mapped)")
 	completeFlag(cmd, "paths", "staged", "mapped", "kept", "moving", "first", "compat", "direct", "host")
-	f.StringSliceVar(&c.measure.Modes, "modes", []string{bench.Sequential, bench.Random, bench.Gather}, "sequential, random, gather")
+	f.StringSliceVar(&c.measure.Modes, "modes", []string{bench.Sequential, bench.Random, bench.Gather}, "`ways` to read: sequential, random, gather")
 	completeFlag(cmd, "modes", bench.Sequential, bench.Random, bench.Gather)
 	f.Var(&c.block, "block", "bytes of a block")
 	f.Var(&c.sample, "sample", "bytes of a sample of gather")
 	f.Var(&c.align, "align", "random places are multiples of this")
 	f.IntVar(&c.measure.Samples, "samples", 4096, "samples of a gather")
-	f.IntVar(&c.threads, "threads", 0, "threads for each GPU, 0 for what auto would take")
+	f.IntVar(&c.threads, "threads", 0, "threads for each GPU; 0 takes as many as auto")
 	f.IntVar(&c.measure.Depth, "depth", 8, "blocks or gathers under way at once")
-	f.IntSliceVar(&c.measure.GPUs, "gpus", nil, "GPUs to read into at once (instead of --to)")
-	f.Var(&c.slot, "slot", "bytes that a thread of staged reads at a time; each pins three of them")
+	f.IntSliceVar(&c.measure.GPUs, "gpus", nil, "`GPUs` to read into at once, as in 0,1,2,3, instead of --to")
+	f.Var(&c.slot, "slot", "bytes that a thread of staged reads at a time; each thread pins three slots")
 	f.Var(&c.window, "window", "bytes that mapped registers at a time")
 	f.Float64Var(&c.measure.Seconds, "seconds", 2, "seconds for each measurement")
-	f.Var(&c.length, "length", "bytes of the file to use, from its front")
-	f.BoolVar(&c.measure.Refill, "refill", false, "drop the file from the page cache and bring it back in huge pages first")
-	f.BoolVar(&c.measure.Cold, "cold", false, "measure reading a file that is not in the page cache")
+	f.Var(&c.length, "length", "use only the first bytes of the file")
+	f.BoolVar(&c.measure.Refill, "refill", false, "first read the file anew into huge pages of the page cache")
+	f.BoolVar(&c.measure.Cold, "cold", false, "measure reads past the page cache")
 	f.IntVar(&c.measure.Rounds, "rounds", 3, "turns of --cold")
 	return cmd
 }

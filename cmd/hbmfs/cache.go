@@ -23,7 +23,7 @@ type cacheCommand struct {
 func newCacheCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cache",
-		Short: "Look into the cache of remote datasets, verify it, and free its space",
+		Short: "List, verify and empty the cache of remote datasets",
 		Long: `Look into a directory that hbmfs mount --cache-dir keeps remote datasets in, without a mount. Mounts may use it at the
 same time: they fetch removed bytes again, and a reader that has them open reads on.
 
@@ -140,7 +140,7 @@ segment is damaged, also if --remove took it out: a mount fetches it again when 
 		}
 		return problems(c.print(found, func() { c.printVerification(found) }), len(found.Damaged) > 0)
 	})
-	cmd.Flags().BoolVar(&remove, "remove", false, "take damaged segments out")
+	cmd.Flags().BoolVar(&remove, "remove", false, "remove damaged segments")
 	return cmd
 }
 
@@ -173,9 +173,9 @@ In a pattern * stands for any characters, / among them, and ? for one. Where bot
 		}), err)
 	})
 	f := cmd.Flags()
-	f.StringVar(&which.Source, "source", "", "pattern of sources, as hbmfs cache ls shows them")
-	f.StringVar(&which.Object, "object", "", "pattern of objects")
-	f.BoolVar(&which.All, "all", false, "everything, damaged segments too")
+	f.StringVar(&which.Source, "source", "", "`pattern` of sources, as hbmfs cache ls shows them")
+	f.StringVar(&which.Object, "object", "", "`pattern` of objects")
+	f.BoolVar(&which.All, "all", false, "remove everything, damaged segments too")
 	cmd.PreRunE = func(*cobra.Command, []string) error {
 		if which.All == (which.Source != "" || which.Object != "") {
 			return cli.Mistakef("name the segments to remove: --source, --object or both, or --all")

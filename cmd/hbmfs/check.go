@@ -46,7 +46,7 @@ func (m *machineFlags) judge(of *check.Machine) *check.Report {
 	return check.Judge(of, m.path, m.gpu)
 }
 
-// checkGPU refuses what is no number of a GPU.
+// checkGPU refuses a value that is no number of a GPU.
 func (m *machineFlags) checkGPU() error {
 	if m.gpu < 0 {
 		return cli.Mistakef("--gpu must be 0 or more, not %d", m.gpu)
@@ -73,7 +73,7 @@ process of its own with that fallback turned off, and compares cuFile's counters
 
   OK       nothing to do
   WARN     it works without, or may not work with it
-  FAIL     direct reads do not work before this is changed; the line below has the command
+  FAIL     direct reads need this change; the line below has the command
   UNKNOWN  it could not be found out from here
 
 and the last lines are the verdict for PATH and one GPU:
@@ -85,30 +85,32 @@ and the last lines are the verdict for PATH and one GPU:
 
 The likeliest reasons, the most frequent first:
 
-  1. The data is not on a drive that can do it: an overlay in a container, a virtual or SATA disk, NFS over TCP,
-     tmpfs, encryption. It takes ext4 or XFS on NVMe, or a network filesystem over RDMA.
-  2. No kernel part is set up: either the module nvidia-fs, with an nvme driver that knows it, or Linux 6.2 with PCI
-     P2PDMA and the options that NVIDIA's driver needs for it.
+  1. The drive cannot do it: an overlay in a container, a virtual or SATA disk,
+     NFS over TCP, tmpfs, encryption. It takes ext4 or XFS on NVMe, or a network
+     filesystem over RDMA.
+  2. No kernel part is set up: either the module nvidia-fs, with an nvme driver
+     that knows it, or Linux 6.2 with PCI P2PDMA and the options that NVIDIA's
+     driver needs for it.
   3. A container lacks /dev/nvidia-fs* or /run/udev.
   4. ext4 is not mounted with data=ordered, or cufile.json says otherwise.
   5. The IOMMU or ACS sends transfers between devices through the CPU.
 
-PATH may be a file, a directory (its largest file is read), or a file in a mount of hbmfs (the shards behind it are
-judged). Without PATH the machine alone is judged.
+PATH may be a file, a directory, or a file in a mount of hbmfs. Of a directory the largest file is read, and of a mount the shards
+behind the file. Without PATH the machine alone is judged.
 
-A program that calls cuFile itself on a file of a mount of hbmfs never reads directly, whatever the verdict: hbmfs locate names
-the local file to give it. --deepspeed FILE checks the section aio (use_gds, block_size, queue_depth, thread_count) and the
-nvme_path of a DeepSpeed configuration instead, as hbmfs cufile-json --lint checks cufile.json.
+A program that calls cuFile itself on a file of a mount of hbmfs never reads directly, for any verdict. hbmfs locate names the
+local file to give it. --deepspeed FILE checks the section aio (use_gds, block_size, queue_depth, thread_count) and the nvme_path
+of a DeepSpeed configuration instead, as hbmfs cufile-json --lint checks cufile.json.
 
---record writes the facts to a file for a helper. --root judges such a file, or a directory that is a copy of a
-machine's /sys, /proc and /etc. The file holds no environment, no network addresses, no serial numbers and no
-names of servers; it does hold names of mount points, PATH, and versions. See: tar --zstd -tvf FILE`
+--record writes the facts to a file for a helper. --root judges such a file, or a directory that is a copy of a machine's /sys,
+/proc and /etc. The file holds no environment, no network addresses, no serial numbers and no names of servers. It does hold names
+of mount points, PATH, and versions. See: tar --zstd -tvf FILE`
 
 func newCheckCommand() *cobra.Command {
 	c := &checkCommand{}
 	cmd := &cobra.Command{
 		Use:     "check [PATH]",
-		Short:   "Say whether reads of a file go straight into the GPU, and if not, why and what to do",
+		Short:   "Say whether a file can be read straight into the GPU, or why not",
 		Long:    checkHelp,
 		Example: "  hbmfs check /data/pile/train_000001.bin\n  hbmfs check --require direct --gpu 3 /mnt/pile\n  hbmfs check --record facts.tar.zst /data/pile\n  hbmfs check --root facts.tar.zst\n  hbmfs check --deepspeed ds_config.json",
 		Args:    atMostOne("the PATH"),
@@ -119,13 +121,13 @@ func newCheckCommand() *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.IntVar(&c.gpu, "gpu", 0, "the GPU that bytes should go to, as nvidia-smi counts them")
+	f.IntVar(&c.gpu, "gpu", 0, "`number` of the GPU that bytes should go to, as in nvidia-smi")
 	addChoice(cmd, &c.require, "require", "", "fail unless reads take this path or a better one: direct or staged", check.Direct, check.Staged)
 	c.takeJSON(cmd)
-	f.StringVar(&c.root, "root", "", "judge a recording, or a directory that is a copy of a machine, instead of this one")
-	f.StringVar(&c.record, "record", "", "write the facts to this file, a tar.zst")
-	f.StringVar(&c.deepspeed, "deepspeed", "", "check the section aio and the nvme_path of this configuration of DeepSpeed, - for stdin, instead of the machine")
-	f.DurationVar(&c.timeout, "timeout", 0, "how long the driver, PATH and the read may each take (default 1s, and 10s for a read that may be direct)")
+	f.StringVar(&c.root, "root", "", "judge a `recording`, or a directory with a copy of a machine, instead of this machine")
+	f.StringVar(&c.record, "record", "", "write the facts to this `file`, a tar.zst")
+	f.StringVar(&c.deepspeed, "deepspeed", "", "check aio and nvme_path of this configuration `file` of DeepSpeed instead; - is stdin")
+	f.DurationVar(&c.timeout, "timeout", 0, "time limit of each step (default: 1s, and 10s for a read that may be direct)")
 	addLibraryFlags(f, &c.libraries)
 	return cmd
 }

@@ -25,10 +25,10 @@ type checkpointCommand struct{ printer }
 func newCheckpointCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "checkpoint",
-		Short: "List checkpoints, verify and remove them, copy them to S3, and clean up after dead writers",
-		Long: `Look after directories of checkpoints that the Python package wrote. Each checkpoint is a directory that is complete or not
-there: its files are written into a draft beside it, a hidden directory; a manifest with their checksums comes last, and
-then the draft gets the checkpoint's name. A job that is killed leaves a draft, which no reader takes for a checkpoint.
+		Short: "List, verify and remove checkpoints, and copy them to S3",
+		Long: `Look after directories of checkpoints that the Python package wrote. Each checkpoint is a directory that is complete or
+not there. Its files are written into a draft beside it, a hidden directory. A manifest with their checksums comes last, and then
+the draft gets the checkpoint's name. A job that is killed leaves a draft, which no reader takes for a checkpoint.
 
 Any program may read the files, and copy or move whole checkpoints. Writers, meanwhile, are not disturbed.`,
 	}
@@ -46,7 +46,7 @@ func newCheckpointListCommand() *cobra.Command {
 	c, patience := &checkpointCommand{}, time.Duration(0)
 	cmd := c.bind(&cobra.Command{
 		Use:   "ls DIR|s3://BUCKET/RUN",
-		Short: "List the checkpoints in a directory, and what is in the works",
+		Short: "List the checkpoints in a directory, unfinished ones too",
 		Long: `List the checkpoints in DIR, or at the destination of a drain, by their names, numbers in them by value. STATE is one of:
 
   complete  published, and all files are there with their sizes; verify compares the bytes
@@ -55,7 +55,7 @@ func newCheckpointListCommand() *cobra.Command {
   leftover  of a process that died: hbmfs checkpoint clean removes it
 
 PART is counted from 1, where nodes keep parts of a checkpoint on disks of their own.`,
-		Example: "  hbmfs checkpoint ls /nvme/ckpt\n  hbmfs checkpoint ls s3://models/run-1\n  hbmfs checkpoint ls --json /nvme/ckpt | jq -r '.checkpoints[] | select(.state == \"complete\").path'",
+		Example: "  hbmfs checkpoint ls /nvme/ckpt\n  hbmfs checkpoint ls s3://models/run-1\n  hbmfs checkpoint ls --json /nvme/ckpt | jq -r '.checkpoints[].path'",
 	}, exactArgs(1), func(ctx context.Context, paths []string) error {
 		list := func() ([]checkpoint.Entry, error) { return checkpoint.List(paths[0]) }
 		if patience <= 0 {
@@ -80,7 +80,7 @@ PART is counted from 1, where nodes keep parts of a checkpoint on disks of their
 			}
 		})
 	})
-	cmd.Flags().DurationVar(&patience, "patience", 30*time.Second, "how long an s3:// destination may be silent")
+	cmd.Flags().DurationVar(&patience, "patience", 30*time.Second, "how long an s3:// destination may take to answer")
 	return cmd
 }
 
@@ -162,9 +162,9 @@ func newCheckpointRemoveCommand() *cobra.Command {
 	return c.bind(&cobra.Command{
 		Use:   "rm PATH...",
 		Short: "Remove checkpoints, so that none is ever half there",
-		Long: `Remove checkpoints, damaged ones too. It asks nothing. Each is renamed to a hidden name first, so that nobody sees a half one, and
-hbmfs checkpoint clean removes the rest if this is interrupted. Directories that are no checkpoints of hbmfs's stay. In a checkpoint volume
-it does as rmdir.`,
+		Long: `Remove checkpoints, damaged ones too. It asks nothing. Each is renamed to a hidden name first, so that nobody sees a half
+one. If this is interrupted, hbmfs checkpoint clean removes the rest. Directories that are no checkpoints of hbmfs's stay. In a
+checkpoint volume it does as rmdir.`,
 		Example: "  hbmfs checkpoint rm /nvme/ckpt/step_900",
 	}, someArgs("checkpoints"), func(ctx context.Context, paths []string) error {
 		for i, path := range paths {
@@ -197,10 +197,10 @@ func newCheckpointCleanCommand() *cobra.Command {
 	var all bool
 	cmd := c.bind(&cobra.Command{
 		Use:   "clean DIR",
-		Short: "Remove what dead writers left",
-		Long: `Remove from DIR the drafts of processes that died, and what is left of checkpoints whose removal was interrupted. Checkpoints,
-other files, and what living processes or other users work on stay; hbmfs checkpoint ls shows them. With --all-users root does it for
-every user: in the directory of a checkpoint volume that is mounted nowhere.`,
+		Short: "Remove drafts of dead writers",
+		Long: `Remove from DIR the drafts of processes that died, and the remains of checkpoints whose removal was interrupted.
+Checkpoints, other files, and drafts of living processes or other users stay; hbmfs checkpoint ls shows them. With --all-users
+root does it for every user: in the directory of a checkpoint volume that is mounted nowhere.`,
 		Example: "  hbmfs checkpoint clean /nvme/ckpt",
 	}, exactArgs(1), func(ctx context.Context, paths []string) error {
 		clean := checkpoint.Clean
@@ -213,7 +213,7 @@ every user: in the directory of a checkpoint volume that is mounted nowhere.`,
 		}
 		return errors.Join(err, c.printRemoved(removed))
 	})
-	cmd.Flags().BoolVar(&all, "all-users", false, "also what writers of other users left; root only")
+	cmd.Flags().BoolVar(&all, "all-users", false, "also remove leftovers of other users' writers; root only")
 	return cmd
 }
 

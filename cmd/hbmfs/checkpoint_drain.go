@@ -68,20 +68,20 @@ func newCheckpointDrainCommand() *cobra.Command {
 		Long: `Copy the checkpoints of DIR to a place in a bucket. Each becomes the objects RUN/NAME/...; its manifest comes last, and only then a
 mount of s3://BUCKET/RUN, or hbmfs checkpoint ls, shows it there. Nothing there is ever overwritten.
 
-Every 4 MiB is compared with its checksum in the manifest before it goes out, and the server compares what it gets with a CRC-32C. What is
-damaged here is not sent. After a kill, give the same command again: what is there is not sent twice. A journal of it is in
-DIR/.hbmfs-drain, which one process at a time may have.
+Every 4 MiB is compared with its checksum in the manifest before it goes out, and the server compares the received bytes with a
+CRC-32C. Damaged files are not sent. After a kill, give the same command again: it skips files that are there. A journal of it is
+in DIR/.hbmfs-drain, which one process at a time may have.
 
-A place is of one directory: another one is refused there. Nodes that keep parts of a checkpoint on disks of their own all name the
-same place; the checkpoint appears there when all parts have come.
+A place is of one directory: another one is refused there. Nodes that keep parts of a checkpoint on disks of their own all name
+the same place. The checkpoint appears there when all parts have come.
 
-With --watch it goes on with what is published later, however long the store is gone, until it is interrupted: then the exit code is 0.
-Without, it ends when all is there; the exit code is 3 where a checkpoint is not, and the output says why.
+With --watch it goes on with checkpoints that are published later, until it is interrupted. It waits for a store that is gone. Its
+exit code is 0. Without, it ends when all is there; the exit code is 3 where a checkpoint is not, and the output says why.
 
---rate-limit auto sends as fast as it can while nobody writes to the disk of DIR. While others write 16 MiB a second or more, it takes a
-twentieth of what they write, at least 16 MiB/s.`,
+--rate-limit auto sends as fast as it can while nobody writes to the disk of DIR. While others write 16 MiB a second or more, it
+takes a twentieth of their rate, at least 16 MiB/s.`,
 		Example: `  hbmfs checkpoint drain /nvme/ckpt s3://models/run-1
-  hbmfs checkpoint drain --watch --keep 2 /nvme/ckpt 's3://models/run-1?endpoint=http://minio:9000'
+  hbmfs checkpoint drain --watch --keep 2 /nvme/ckpt s3://models/run-1
   hbmfs checkpoint drain --status /nvme/ckpt`,
 		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 			if len(args) > 0 {
@@ -91,14 +91,14 @@ twentieth of what they write, at least 16 MiB/s.`,
 		},
 	}
 	f := cmd.Flags()
-	f.BoolVar(&c.watch, "watch", false, "go on with what is published later")
-	f.Var((*drainRate)(&c.opt.Rate), "rate-limit", "bytes per second that it reads and sends, such as 500MB/s; auto, or none")
-	f.IntVar(&c.opt.Keep, "keep", 0, "checkpoints that stay in DIR, the newest by the numbers in their names. Older ones are removed when they are at the destination, and never before (default: all)")
+	f.BoolVar(&c.watch, "watch", false, "go on with checkpoints that are published later")
+	f.Var((*drainRate)(&c.opt.Rate), "rate-limit", "bytes per second to send, such as 500MB/s; auto, or none")
+	f.IntVar(&c.opt.Keep, "keep", 0, "keep the newest `N` checkpoints in DIR, by the numbers in their names; remove older ones that are at the destination (default: all)")
 	f.IntVar(&c.opt.Connections, "connections", 16, "requests at once; each takes 4 MiB of memory")
-	f.Var(&c.part, "part-size", "bytes of the parts of multipart uploads (default 32MiB)")
-	f.DurationVar(&c.opt.Patience, "patience", fetch.Patience, "how long the store may be silent before it gives up, without --watch")
-	f.BoolVar(&c.opt.TakeOver, "take-over", false, "drain to a place that another directory has drained to, which is gone for good. What is complete there stays")
-	f.BoolVar(&c.status, "status", false, "say how far the drain of DIR is, and change nothing")
+	f.Var(&c.part, "part-size", "bytes of a part of a multipart upload (default: 32MiB)")
+	f.DurationVar(&c.opt.Patience, "patience", fetch.Patience, "without --watch: give up after the store has been silent for so long")
+	f.BoolVar(&c.opt.TakeOver, "take-over", false, "drain to the place of another directory that is gone for good; complete checkpoints there stay")
+	f.BoolVar(&c.status, "status", false, "print the progress of the drain of DIR, and change nothing")
 	c.takeJSON(cmd)
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
 		if c.status {
@@ -116,7 +116,7 @@ twentieth of what they write, at least 16 MiB/s.`,
 	return cmd
 }
 
-// tell prints what the drain of a directory has said last.
+// tell prints the last state of a directory's drain.
 func (c *drainCommand) tell(context.Context) error {
 	s, alive, err := drain.Saved(c.directory)
 	if err != nil {

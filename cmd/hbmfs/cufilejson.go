@@ -50,7 +50,7 @@ func newCuFileJSONCommand() *cobra.Command {
 	c := &cufileJSONCommand{}
 	cmd := &cobra.Command{
 		Use:   "cufile-json [PATH]",
-		Short: "Write a cufile.json for this machine, or find what is wrong in one",
+		Short: "Write a cufile.json for this machine, or find mistakes in one",
 		Long:  cufileJSONHelp,
 		Example: "  hbmfs cufile-json --for weights --gpu 0 /data/pile > cufile.json\n" +
 			"  hbmfs cufile-json --lint /etc/cufile.json",
@@ -63,12 +63,12 @@ func newCuFileJSONCommand() *cobra.Command {
 	}
 	f := cmd.Flags()
 	addChoice(cmd, &c.workload, "for", cufilejson.Read, "the workload: read, checkpoint or weights", cufilejson.Read, cufilejson.Checkpoint, cufilejson.Weights)
-	f.IntVar(&c.gpu, "gpu", 0, "the GPU in use, as nvidia-smi counts them")
-	f.StringVar(&c.output, "output", "", "write to this file instead of stdout")
-	f.StringVar(&c.lint, "lint", "", "check this file, - for stdin")
+	f.IntVar(&c.gpu, "gpu", 0, "`number` of the GPU in use, as in nvidia-smi")
+	f.StringVar(&c.output, "output", "", "write to this `file` instead of stdout")
+	f.StringVar(&c.lint, "lint", "", "check this `file`; - is stdin")
 	f.BoolVar(&c.asJSON, "json", false, "with --lint: print the findings as JSON")
 	addChoice(cmd, &c.require, "require", "", "with --lint: direct, if reads must never fall back to the CPU", check.Direct)
-	f.StringVar(&c.root, "root", "", "take the facts from a recording of hbmfs check, or a directory that is a copy of a machine")
+	f.StringVar(&c.root, "root", "", "take the facts from a `recording` of hbmfs check, or a directory with a copy of a machine")
 	return cmd
 }
 

@@ -110,7 +110,7 @@ func completeFlag(cmd *cobra.Command, name string, words ...string) {
 	_ = cmd.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp)) // the flag exists
 }
 
-// flagError says what is wrong with a flag, in the words of the command line.
+// flagError reports a mistake in a flag, in the words of the command line.
 func flagError(cmd *cobra.Command, err error) error {
 	var unknown *pflag.NotExistError
 	var wrong *pflag.InvalidValueError

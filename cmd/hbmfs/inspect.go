@@ -33,14 +33,14 @@ func newInspectCommand() *cobra.Command {
 	}
 	cmd := c.work(&cobra.Command{
 		Use:   "inspect SOURCE",
-		Short: "Say what a dataset is, which views it has, and what is wrong with it",
+		Short: "Describe a dataset: its format, its views, and problems",
 		Long: `Recognize the formats of a directory, a file or an s3:// or http:// source, and read their indexes in full. List sets of shards, views, and
 every problem found. The exit code is 3 when there are problems.
 
 With --verify the bytes themselves are compared with the checksums of ` + layout.ManifestName + `, which hbmfs pack writes.
 
-A set is what a loader reads as one stream: the shards of one directory, format, split and element type. ALIGN is the
-largest power of two that divides every place where tokens begin: 4096 and more suit direct I/O.
+A set is read by a loader as one stream: the shards of one directory, format, split and element type. ALIGN is the largest power
+of two that divides every place where tokens begin: 4096 and more suit direct I/O.
 
 Formats:
 ` + formats.String(),
@@ -50,7 +50,7 @@ Formats:
 	f.BoolVar(&c.verify, "verify", false, "read all bytes and compare them with the manifest")
 	addChoice(cmd, &c.format, "format", "", "look for this format only", names...)
 	addRequestFlags(f, &c.options)
-	f.StringVar(&c.dtype, "dtype", "", "element type of headerless token files: uint16, uint32, int64, ...")
+	f.StringVar(&c.dtype, "dtype", "", "element `type` of headerless token files: uint16, uint32, int64, ... (default: guessed)")
 	return cmd
 }
 

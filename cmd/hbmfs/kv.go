@@ -20,12 +20,13 @@ type kvCommand struct{ printer }
 func newKVCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "kv",
-		Short: "Look after KV volumes: list namespaces, count hits, verify blocks, clear",
-		Long: `Look after a KV volume, which hbmfs kv mount has mounted at MOUNT. Engines keep blocks of their KV caches there: in namespaces, one for each
-model and layout, of blocks of one size. Blocks lie in slots of preallocated files, in memory before the disk; what nobody holds and nobody
-has found for the longest time makes room. A namespace is an entry of MOUNT, and its mode says who may read and write.
+		Short: "List namespaces of KV volumes, count hits, verify, clear",
+		Long: `Look after a KV volume, which hbmfs kv mount has mounted at MOUNT. Engines keep blocks of their KV caches there: in
+namespaces, one for each model and layout, of blocks of one size. Blocks lie in slots of preallocated files, in memory before the
+disk. A new block takes the place of the one that nobody holds and that was found the longest ago. A namespace is an entry of
+MOUNT, and its mode says who may read and write.
 
-docs/guide/kv-volumes.md says when a volume pays, and what survives what.`,
+docs/guide/kv-volumes.md says when a volume pays, and which blocks survive a crash.`,
 	}
 	addCommands(cmd, newKVMountCommand(), newKVListCommand(), newKVStatsCommand(), newKVVerifyCommand(), newKVClearCommand())
 	return cmd
@@ -52,9 +53,9 @@ func newKVListCommand() *cobra.Command {
 	return c.bind(&cobra.Command{
 		Use:   "ls MOUNT",
 		Short: "List the namespaces of a KV volume",
-		Long: `List the namespaces of the KV volume at MOUNT: whose they are, who may use them, and how large a block is. MEMORY and DISK say what they take there,
-BLOCKS how many blocks lie there: a block that is in memory and on the disk counts twice. HITS says how many keys of a hundred were found
-since the daemon began, and USED when somebody used them last.`,
+		Long: `List the namespaces of the KV volume at MOUNT: whose they are, who may use them, and how large a block is. MEMORY and
+DISK are their sizes there, and BLOCKS the number of blocks. A block that is in memory and on the disk counts twice. HITS says how
+many keys of a hundred were found since the daemon began, and USED when somebody used them last.`,
 		Example: "  hbmfs kv ls /mnt/kv\n  hbmfs kv ls --json /mnt/kv | jq -r '.namespaces[].name'",
 	}, exactArgs(1), func(_ context.Context, v *kvadmin.Volume, _ string) error {
 		return c.print(v.KV, func() {
@@ -74,9 +75,10 @@ func newKVStatsCommand() *cobra.Command {
 	return c.bind(&cobra.Command{
 		Use:   "stats MOUNT [NAMESPACE...]",
 		Short: "Count hits, evictions and pins of a KV volume",
-		Long: `Print the counts of the namespaces that are named, or of all, of the KV volume at MOUNT. They are of keys that were found, by tier, and not found; of
-blocks that were stored, that were there already, and for which there was no room; and of evictions, of bytes that were copied between the tiers,
-and of failures. It names the processes that hold pins and reservations. Counts begin anew with each daemon.`,
+		Long: `Print the counts of the namespaces that are named, or of all, of the KV volume at MOUNT. They count keys that were found,
+by tier, and not found. They count blocks that were stored, that were there already, and for which there was no room. They also
+count evictions, bytes that were copied between the tiers, and failures. It names the processes that hold pins and reservations.
+Counts begin anew with each daemon.`,
 		Example: "  hbmfs kv stats /mnt/kv\n  hbmfs kv stats --json /mnt/kv llama-8b",
 	}, someArgs("mounts"), func(_ context.Context, v *kvadmin.Volume, _ string) error {
 		return c.print(v.KV, func() {
@@ -92,9 +94,9 @@ func newKVVerifyCommand() *cobra.Command {
 	return c.bind(&cobra.Command{
 		Use:   "verify MOUNT [NAMESPACE...]",
 		Short: "Compare blocks of a KV volume with their checksums",
-		Long: `Have the daemon of MOUNT read all blocks of the namespaces that are named, or of all, and compare them with the checksums that engines gave
-(CRC-32C). A block that does not match is dropped. Blocks without a checksum are counted. A block that is in memory and on the disk is compared in
-both, and counts twice. Engines go on meanwhile.
+		Long: `Have the daemon of MOUNT read all blocks of the named namespaces, or of all. It compares them with the checksums that
+engines gave (CRC-32C). A block that does not match is dropped. Blocks without a checksum are counted. A block that is in memory
+and on the disk is compared in both, and counts twice. Engines go on meanwhile.
 
 It needs the right to write the namespaces. The exit code is 3 when something was damaged. Ctrl-C stops it.`,
 		Example: "  hbmfs kv verify /mnt/kv\n  hbmfs kv verify --json /mnt/kv llama-8b",
@@ -125,9 +127,9 @@ func newKVClearCommand() *cobra.Command {
 	cmd := c.bind(&cobra.Command{
 		Use:   "clear MOUNT NAMESPACE...",
 		Short: "Remove all blocks of namespaces of a KV volume",
-		Long: `Remove all blocks of the namespaces that are named, or of --all, from the KV volume at MOUNT. It asks nothing: engines compute the blocks again. Blocks
-that somebody has pinned are found no more, and go when the last pin goes. What the namespaces took of the disk is free for others; what they took of
-memory is, once no engine has them open.
+		Long: `Remove all blocks of the namespaces that are named, or of --all, from the KV volume at MOUNT. It asks nothing: engines
+compute the blocks again. Blocks that somebody has pinned are found no more, and go when the last pin goes. Their space on the
+disk is then free for others. Their memory is free once no engine has them open.
 
 It needs the right to write the namespaces. The names stay.`,
 		Example: "  hbmfs kv clear /mnt/kv llama-8b\n  hbmfs kv clear --all /mnt/kv",

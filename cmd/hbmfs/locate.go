@@ -21,20 +21,21 @@ func newLocateCommand() *cobra.Command {
 	c := &locateCommand{}
 	cmd := c.work(&cobra.Command{
 		Use:   "locate FILE",
-		Short: "Name the backing files of a file in a mount, for programs that call cuFile themselves",
-		Long: `Name the files of this machine that the bytes of FILE lie in, and where in them. FILE is in a mount of hbmfs. A program that
-calls cuFile itself (kvikio, DALI, cuDF, DeepSpeed) opens these, and not FILE: cuFile on a file of a FUSE mount is never direct.
+		Short: "Name the backing files of a file in a mount",
+		Long: `Name the files of this machine that the bytes of FILE lie in, and where in them. FILE is in a mount of hbmfs. A program
+that calls cuFile itself (kvikio, DALI, cuDF, DeepSpeed) opens these, and not FILE. cuFile on a file of a FUSE mount is never
+direct.
 
-A file that is one whole local file is answered by one path. A view has a line for each run of equal pieces: the piece at OFFSET
+A file that is one whole local file is answered by one path. A view has a line for each run of equal pieces. The piece at OFFSET
 lies in PATH from byte AT on, the next one STRIDE further. Each path is compared with the file that the daemon reads: device and
 inode are the same.
 
 Bytes of a remote source lie in segments of the mount's cache, which may be evicted while no reader has them open. hbmfs
 counts no bytes that are read so.
 
---extents prints what the daemon tells GPU readers over the control channel. Paths are then relative to the mount's source, or
-below segments/ of its cache. Bytes that hbmfs makes, such as the header of tokens.npy, are marked "inline". Bytes that are not
-on this machine yet are marked "pending". The table shows equal pieces at equal distances in one line; --json lists each piece.`,
+--extents prints the answer that GPU readers get over the control channel. Paths are then relative to the mount's source, or below
+segments/ of its cache. Bytes that hbmfs makes, such as the header of tokens.npy, are marked "inline". Bytes that are not on this
+machine yet are marked "pending". The table shows equal pieces at equal distances in one line; --json lists each piece.`,
 		Example: `  hbmfs locate /mnt/pile/train.bin
   hbmfs locate --json /mnt/pile/train.bin | jq -r .whole
   hbmfs locate --extents /mnt/pile/.hbmfs/views/tokens.npy

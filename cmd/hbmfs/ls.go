@@ -22,7 +22,7 @@ func newLsCommand() *cobra.Command {
 	c := &lsCommand{}
 	cmd := c.work(&cobra.Command{
 		Use:   "ls SOURCE",
-		Short: "List the files of a source without mounting it: their sizes, dates and names",
+		Short: "List the files of a source without mounting it",
 		Long: `List the files that a mount of SOURCE would show: size in bytes, date of the last change, name. SOURCE is a directory, s3://BUCKET/PREFIX
 or http(s)://HOST/DIRECTORY/, as of hbmfs mount. No byte of a file is read.
 

@@ -114,22 +114,15 @@ func newRootCommand() *cobra.Command {
 		Long: `hbmfs mounts a directory of shards as plain files, at the speed of the disk they lie on. It adds views of them:
 the same tokens as one NumPy array, one flat file, or a Megatron pair, without a byte copied.
 
-  hbmfs ls s3://bucket/pile             which files are there? nothing is mounted
-  hbmfs inspect /data/pile              what is this dataset, and is it sound?
-  hbmfs mount /data/pile /mnt/pile      mount it; views are in /mnt/pile/.hbmfs/views
-  hbmfs status /mnt/pile                what is mounted there, and is it well?
-  hbmfs locate /mnt/pile/train.bin      where do the bytes of a file lie?
-  hbmfs locate /mnt/pile/train.bin      which local file can another program give to cuFile?
-  hbmfs read /mnt/pile/train.bin        move them into GPU memory, and say by which path
-  hbmfs check /mnt/pile/train.bin       do they get there without the CPU, and if not, why?
-  hbmfs warm /mnt/pile                  bring it onto this machine before it is read
-  hbmfs top                             watch the mounts of this machine
-  hbmfs umount /mnt/pile                take it away
-  hbmfs upgrade --all                   have running mounts go on with this program
-  hbmfs cache ls /nvme/hbmfs            which remote objects are here? stats, verify and rm as well
-  hbmfs checkpoint ls /nvme/ckpt        which checkpoints are complete? verify, drain, rm and clean as well
-  hbmfs publish /mnt/ckpt/step_100      this draft of a checkpoint volume never changes any more
-  hbmfs pack --to npy texts/ /data/new  tokenize text into aligned shards`,
+  hbmfs inspect /data/pile                 what is this dataset, and is it sound?
+  hbmfs mount /data/pile /mnt/pile         mount it, with views in .hbmfs/views
+  hbmfs status /mnt/pile                   what is mounted there, and is it well?
+  hbmfs top                                watch the mounts of this machine
+  hbmfs umount /mnt/pile                   unmount it
+  hbmfs pack --to npy texts/ /data/new     tokenize text into aligned shards
+  hbmfs checkpoint mount /nvme/ckpt /ckpt  a volume where programs save checkpoints
+  hbmfs kv mount --size 1TiB /nvme/kv /kv  a volume for blocks of KV caches
+  hbmfs check /mnt/pile/train.bin          can a GPU read it without the CPU?`,
 		Version:       version,
 		SilenceErrors: true,
 		SilenceUsage:  true,

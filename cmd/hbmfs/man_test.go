@@ -5,6 +5,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // Each command has a page under its own name, with its examples as such, and what is told nowhere else.
@@ -46,6 +49,39 @@ func TestHelpHasExitCodes(t *testing.T) {
 			t.Errorf("hbmfs %s: exit code %d, no %q in\n%s%s", line, code, want, stdout, stderr)
 		}
 	}
+}
+
+// Help fits 80 columns. A flag's text is short, and states its default once.
+func TestTextsOfFlagsAreShort(t *testing.T) {
+	var check func(*cobra.Command)
+	check = func(cmd *cobra.Command) {
+		path := cmd.CommandPath()
+		cmd.Flags().VisitAll(func(f *pflag.Flag) {
+			if f.Hidden {
+				return
+			}
+			if words := strings.Fields(f.Usage); len(words) == 0 || len(words) > 25 {
+				t.Errorf("%s --%s has %d words, of 1 to 25: %s", path, f.Name, len(words), f.Usage)
+			}
+			if strings.Count(f.Usage, "default") > 1 || strings.HasSuffix(f.Usage, ".") {
+				t.Errorf("%s --%s states two defaults, or ends like a sentence: %s", path, f.Name, f.Usage)
+			}
+		})
+		for line := range strings.Lines(manual().Help(cmd, 80)) {
+			if line = strings.TrimSuffix(line, "\n"); len(line) > 80 {
+				t.Errorf("hbmfs %s --help has a line of %d columns: %s", path, len(line), line)
+			}
+			if strings.Count(line, "(default") > 1 || strings.Contains(line, "(default )") {
+				t.Errorf("hbmfs %s --help states a default twice: %s", path, line)
+			}
+		}
+		for _, below := range cmd.Commands() {
+			if below.IsAvailableCommand() && below.Name() != "completion" && below.Name() != "help" {
+				check(below)
+			}
+		}
+	}
+	check(newRootCommand())
 }
 
 // docs/reference/commands.md is what the commands say.

@@ -35,7 +35,7 @@ func newMountCommand() *cobra.Command {
 		Long:  mountHelp,
 		Example: `  hbmfs mount /data/pile /mnt/pile
   hbmfs mount -f --allow-other --log-level debug /data/pile /mnt/pile
-  hbmfs mount s3://datasets/pile /mnt/pile --cache-dir /nvme/hbmfs --cache-size 2TiB`,
+  hbmfs mount --cache-dir /nvme/hbmfs s3://datasets/pile /mnt/pile`,
 	})
 }
 
@@ -67,11 +67,11 @@ hbmfs fetches them once. Without --cache-dir every read goes to the network. hbm
 The mount shows every file of SOURCE as it is, and views of the dataset in MOUNTPOINT/.hbmfs/views. Listings leave .hbmfs out, so
 that loaders do not read the data twice:
 
-  tokens.npy           all tokens as one NumPy array: np.load(..., mmap_mode="r")
+  tokens.npy           all tokens as one NumPy array
   tokens.bin           the same without a header: np.memmap
-  documents.npy        where each document begins, in tokens; shards.json has the shards
+  documents.npy        the first token of each document; shards.json has shards
   megatron.bin, .idx   all shards as one Megatron dataset
-  members/, tensors/   files of a WebDataset archive, tensors of a safetensors file
+  members/, tensors/   files of a WebDataset, tensors of safetensors files
 
 MOUNTPOINT/.hbmfs/status describes the mount in JSON, and MOUNTPOINT/.hbmfs/metrics has its metrics for Prometheus. The daemon sends
 traces to the OpenTelemetry collector that OTEL_EXPORTER_OTLP_ENDPOINT names.
@@ -94,29 +94,29 @@ func (c *mountCommand) addFlags(cmd *cobra.Command) {
 	f.BoolVarP(&c.Foreground, "foreground", "f", false, "stay in the foreground and log to stderr")
 	f.BoolVar(&c.Options.AllowOther, "allow-other", false, "let other users in, under the permissions of the files")
 	f.BoolVar(&c.Options.ShowViews, "show-views", false, "list .hbmfs in the root of the mount")
-	f.StringVar(&c.LogFile, "log-file", "", "append the log to this `file` (default in the background: /var/log/hbmfs.log for root, else hbmfs/hbmfs.log in XDG_STATE_HOME)")
+	f.StringVar(&c.LogFile, "log-file", "", "append the log to this `file` (default in the background: see Files)")
 	addChoice(cmd, &c.LogLevel, "log-level", "info", "debug, info, warn or error", "debug", "info", "warn", "error")
 	f.StringArrayVarP(&c.options, "options", "o", nil, "`options` as mount(8) passes them, separated by commas")
-	f.BoolVar(&c.NoKeeper, "no-keeper", false, "end the mount with its daemon (default in the foreground, where =false has a keeper; for ordinary users, and before Linux 6.9)")
-	f.BoolVar(&c.NoSpare, "no-spare", false, "start the next daemon after a crash, not before: less memory, longer waits")
+	f.BoolVar(&c.NoKeeper, "no-keeper", false, "end the mount with its daemon (default: with --foreground, for ordinary users, and before Linux 6.9)")
+	f.BoolVar(&c.NoSpare, "no-spare", false, "start the next daemon only after a crash: less memory, longer waits")
 	f.StringVar(&c.former, formerFlag, "", "")
 	_ = f.MarkHidden(formerFlag) // it exists
 	manpage.Advanced(f, "no-keeper", "no-spare", "show-views")
 
-	addChoice(cmd, &c.format, "format", "", "take the dataset for this format only, and fail if it has another (hbmfs inspect --help lists them)", formatNames()...)
-	f.StringVar(&c.dtype, "dtype", "", "element `type` of headerless token files: uint16, uint32, int64, ... (default: guessed from the values where they are clear)")
-	f.StringArrayVar(&c.Select, "select", nil, "`NAME=FILE`: also show views of the documents (or samples) whose numbers FILE lists, one in each line, ascending. They appear in .hbmfs/views/NAME, where NAME is the directory of a set's views and a word of yours, as in train/clean. May be given again")
+	addChoice(cmd, &c.format, "format", "", "fail unless the dataset has this format; hbmfs inspect --help lists formats", formatNames()...)
+	f.StringVar(&c.dtype, "dtype", "", "element `type` of headerless token files: uint16, uint32, int64, ... (default: guessed)")
+	f.StringArrayVar(&c.Select, "select", nil, "also show views of the documents or samples whose numbers FILE lists, ascending, in .hbmfs/views/NAME (`NAME=FILE`, as in train/clean=list); may be given again")
 	f.Int64Var(&c.uid, "uid", -1, "owner of all files (default: as at the source)")
 	f.Int64Var(&c.gid, "gid", -1, "group of all files (default: as at the source)")
 	f.StringVar(&c.umask, "umask", "0", "permission `bits` to take away, octal")
-	f.Var(&c.readAhead, "read-ahead", "bytes that the kernel reads ahead of a sequential reader of a view; root only, 0 is the kernel's own (128KiB)")
+	f.Var(&c.readAhead, "read-ahead", "bytes that the kernel reads ahead in a view; root only; 0 takes the kernel's setting")
 	f.Lookup("read-ahead").DefValue = "512KiB for root" // the same words for all users
-	f.BoolVar(&c.Options.Frozen, "frozen", false, "promise that files and their permissions do not change while they are mounted: the kernel then opens files without asking, and keeps their bytes, so small files are as fast as at the source from the second reading on; root only")
+	f.BoolVar(&c.Options.Frozen, "frozen", false, "promise that files and permissions never change while mounted, so that the kernel opens small files without the daemon; root only")
 	addSourceFlags(f, &c.Dataset)
 	manpage.Advanced(f, "uid", "gid", "umask", "read-ahead", "frozen")
 }
 
-// takeOptions applies the words of -o, and what follows from all flags.
+// takeOptions applies the words of -o, and derives settings from all flags.
 func (c *mountCommand) takeOptions(flags *pflag.FlagSet) error {
 	for _, o := range c.options {
 		kernel, err := c.applyOptions(o, flags)
@@ -129,7 +129,7 @@ func (c *mountCommand) takeOptions(flags *pflag.FlagSet) error {
 	return nil
 }
 
-// settle gives the daemon what flags say in words of their own.
+// settle gives the daemon the values of flags that have words of their own.
 func (c *mountCommand) settle() (err error) {
 	opt := &c.Options
 	opt.ReadAhead, opt.Helper, opt.Version = int(c.readAhead), []string{"/proc/self/exe", bindName}, version

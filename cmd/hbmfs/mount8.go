@@ -17,8 +17,8 @@ const mountName = "mount"
 // mountHelper is the name under which mount(8) starts this program for a line of type fuse.hbmfs in /etc/fstab.
 const mountHelper = "mount.fuse.hbmfs"
 
-// fstabWait is how long a mount of /etc/fstab waits for a source that cannot answer yet: it is not started again, while a
-// unit is, and a user at a terminal would rather know.
+// fstabWait is how long a mount of /etc/fstab waits for a source that cannot answer yet. A mount of /etc/fstab is not
+// started again, while a unit is, and a user at a terminal would rather know.
 const fstabWait = "2m"
 
 // fromMount8 turns the command line of a mount(8) helper into one of hbmfs mount:

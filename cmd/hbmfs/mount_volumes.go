@@ -28,7 +28,7 @@ func newCheckpointMountCommand() *cobra.Command {
 		Long: `Mount DIRECTORY, a directory of checkpoints on a local disk, at MOUNTPOINT, where programs write checkpoints at the disk's own
 speed. The command returns when the mount can be used, and leaves a daemon behind. With -f it stays in the foreground.
 
-A directory that a program makes in the root of the mount is a draft: only its user can look into it, and no other mount of
+A directory that a program makes in the root of the mount is a draft. Only its user can look into it, and no other mount of
 DIRECTORY shows it. One of these publishes it, and from then on it never changes:
 
   mv MOUNTPOINT/step_100.tmp MOUNTPOINT/step_100   a rename to a name that does not end in .tmp
@@ -46,11 +46,11 @@ drain --help describes it. With --keep it removes old checkpoints from the disk 
 	})
 	f, v := cmd.Flags(), &c.Checkpoints
 	c.hideForeign(f, "refuse-local", "allow-address", "connections")
-	addChoice(cmd, &c.draftLife, "draft-life", lifeMount, "end unpublished drafts with the mount, or with the container in which they were begun where that is not the daemon's own", lifeMount, lifeContainer)
+	addChoice(cmd, &c.draftLife, "draft-life", lifeMount, "unpublished drafts end with the mount, or with the container in which they began: mount or container", lifeMount, lifeContainer)
 	f.StringVar(&v.Drain, "drain", "", "copy published checkpoints to `s3://BUCKET/RUN`, in the background")
-	f.IntVar(&v.Keep, "keep", 0, "with --drain: `checkpoints` that stay on the disk, the newest by the numbers in their names. The daemon removes older ones only when they are at the destination (default: all)")
-	f.Var((*drainRate)(&v.Rate), "drain-rate", "with --drain: bytes per second that it reads and sends, such as 500MB/s; auto, or none")
-	f.BoolVar(&v.TakeOver, "drain-take-over", false, "with --drain: drain to a place that another directory has drained to, which is gone for good")
+	f.IntVar(&v.Keep, "keep", 0, "with --drain: keep the newest `N` checkpoints, by the numbers in their names; remove older ones that are at the destination (default: all)")
+	f.Var((*drainRate)(&v.Rate), "drain-rate", "with --drain: bytes per second to send, such as 500MB/s; auto, or none")
+	f.BoolVar(&v.TakeOver, "drain-take-over", false, "with --drain: drain to the place of another directory that is gone for good")
 	manpage.Advanced(f, "draft-life", "drain-rate", "drain-take-over")
 	return cmd
 }
@@ -67,13 +67,13 @@ returns when the mount can be used, and leaves a daemon behind. With -f it stays
 Engines write and read blocks past FUSE, in slots of preallocated files. Blocks take at most --memory bytes of memory, and then at
 most --size bytes of the disk. A new block takes the slot that was unused for the longest time. The entries of MOUNTPOINT are the
 namespaces of the volume; hbmfs kv --help describes them.`,
-		Example: "  hbmfs kv mount --size 200GiB --memory 32GiB --allow-other /nvme/kv /mnt/kv",
+		Example: "  hbmfs kv mount --size 200GiB --memory 4GiB --allow-other /nvme/kv /mnt/kv",
 	})
 	f, k := cmd.Flags(), &c.KV
 	c.hideForeign(f)
-	f.Var(&k.Size, "size", "bytes of the directory's disk that blocks and their index may take, such as 200GiB; the daemon allocates them at once")
-	f.Var(&k.Memory, "memory", "bytes of memory that blocks may take before they go to the disk, such as 32GiB")
-	f.StringVar(&k.DiskIO, "disk-io", "", "direct reads and writes blocks on the disk past the page cache, where its filesystem allows that; buffered goes through it (default: direct where --memory is given)")
+	f.Var(&k.Size, "size", "bytes of the disk for blocks and their index, such as 200GiB; the daemon allocates them at once")
+	f.Var(&k.Memory, "memory", "bytes of memory for blocks before they go to the disk, such as 4GiB")
+	f.StringVar(&k.DiskIO, "disk-io", "", "`way` to the disk: direct, past the page cache, or buffered, through it (default: direct with --memory, else buffered)")
 	f.Lookup("size").DefValue, f.Lookup("memory").DefValue = "", ""
 	manpage.Advanced(f, "disk-io")
 	return cmd

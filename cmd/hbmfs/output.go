@@ -54,7 +54,7 @@ func (p *printer) print(result any, people func()) error {
 	return nil
 }
 
-// table aligns what is printed in columns, below a head.
+// table prints aligned columns below a head.
 func (p *printer) table(head string) *tabwriter.Writer {
 	t := tabwriter.NewWriter(p.stdout, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, head)

@@ -38,23 +38,23 @@ Formats, and where their tokens start:
   npy       {name}_00000.npy                        byte 4096
   mds       index.json and shard.00000.mds          a multiple of 4096, for the first sample of each shard
 
-A tokenizer is one of the vocabularies that are part of the program, or what a model ships: its tokenizer.json, Mistral's
-tekken.json, a sentencepiece model, or a rank file of tiktoken or Llama. A directory stands for the file in it. The tokens
-are those of the tokenizers, sentencepiece and tiktoken packages; what a file asks that this program cannot do exactly is
-an error. Without other flags they are those of tokenizers' encode with encode_special_tokens and without
-add_special_tokens, and then --eot; with --add-special-tokens --special-text those of its plain encode.
+A tokenizer is one of the vocabularies in this program, or a file of a model. That is its tokenizer.json, Mistral's tekken.json, a
+sentencepiece model, or a rank file of tiktoken or Llama. A directory stands for the file in it. The tokens are those of the
+tokenizers, sentencepiece and tiktoken packages; a demand of a file that this program cannot meet exactly is an error. Without
+other flags they are those of tokenizers' encode with encode_special_tokens and without add_special_tokens, and then --eot; with
+--add-special-tokens --special-text those of its plain encode.
 
-The same input gives the same bytes, whatever the number of workers. An error or Ctrl-C leaves nothing behind, but for a
-run of more than --save-every: its state stays in OUT, and the same command goes on there. So it does after a kill.
+The same input gives the same bytes with any number of workers. An error or Ctrl-C leaves nothing behind, except after
+--save-every. Then the state stays in OUT, and the same command goes on there. So it does after a kill.
 
-Several machines share the work by --part: each packs one part into a directory of its own, and --join makes of all
-parts what one run would have made. Parts are cut by the sizes of the sources' files, which must be the same everywhere.
+Several machines share the work by --part. Each packs one part into a directory of its own. --join makes one dataset of all parts,
+equal to that of one run. Parts are cut by the sizes of the sources' files, which must be the same everywhere.
 
 hbmfs-manifest.json, beside the shards, holds sizes, counts and checksums: hbmfs inspect --verify checks them.`
 
 const packExample = `  hbmfs pack corpus/ out/
   hbmfs pack --to nanogpt --val-fraction 0.0005 web.jsonl out/
-  hbmfs pack --to mds --sample-tokens 2048 --tokenizer cl100k_base 'web/*.parquet' out/
+  hbmfs pack --to mds --sample-tokens 2048 'web/*.parquet' out/
   hbmfs pack --tokenizer models/Llama-3-8B web.jsonl out/
   hbmfs pack --to npy megatron-dataset/ out/
   hbmfs pack --part 3/16 s3://crawl/2026/ parts/3    # one of 16 jobs, 0 to 15
@@ -75,7 +75,7 @@ func newPackCommand() *cobra.Command {
 	o := &p.options
 	cmd := &cobra.Command{
 		Use:     "pack SOURCE... OUT [flags]\n  hbmfs pack --join OUT PART... [flags]",
-		Short:   "Tokenize text, or rewrite a token dataset, into shards of any format",
+		Short:   "Turn text, or other token datasets, into shards",
 		Long:    packLong,
 		Example: packExample,
 		Args: func(_ *cobra.Command, args []string) error {
@@ -98,29 +98,29 @@ func newPackCommand() *cobra.Command {
 	f := cmd.Flags()
 	addChoice(cmd, &o.Format, "to", pack.Megatron, "format: "+strings.Join(pack.Formats(), ", "), pack.Formats()...)
 	addChoice(cmd, &o.From, "from", "auto", "kind of the sources: auto, text, jsonl, tokens", "auto", "text", "jsonl", "tokens")
-	f.StringVar(&o.TextKey, "text-key", "text", "key of JSON, or column of Parquet and Arrow, that holds the text; with dots in nested columns")
-	f.StringVar(&o.TextKey, "column", "text", "the same as --text-key")
-	f.StringArrayVar(&o.Include, "include", nil, "pack only files of directories that match `GLOB`, on the name, or on the path if it has a slash (repeatable; default: all that hold text)")
-	f.StringVar(&o.Set, "set", "", "the token set to pack, where a source holds several")
+	f.StringVar(&o.TextKey, "text-key", "text", "`key` of JSON, or column of Parquet and Arrow, with the text; nested columns have dots")
+	f.StringVar(&o.TextKey, "column", "text", "`key`: the same as --text-key")
+	f.StringArrayVar(&o.Include, "include", nil, "pack only files that match `GLOB`; with a slash it is compared with the path; may be given again (default: all with text)")
+	f.StringVar(&o.Set, "set", "", "`set` of tokens to pack, where a source has several")
 	f.StringVar(&o.DocumentEnd, "document-end", "", "`TOKEN` that ends a document, for token sources that do not record documents")
-	f.StringVar(&o.Tokenizer, "tokenizer", "", "`TOKENIZER` for text: a tokenizer.json, tekken.json, sentencepiece or tiktoken file, a model's directory, or one of "+strings.Join(tokenizer.Names(), ", ")+"; list prints these (default gpt2)")
+	f.StringVar(&o.Tokenizer, "tokenizer", "", "`TOKENIZER` for text: a tokenizer.json, tekken.json, sentencepiece or tiktoken file, a model's directory, or a name; list prints the names (default: gpt2)")
 	_ = cmd.RegisterFlagCompletionFunc("tokenizer", cobra.FixedCompletions(append(tokenizer.Names(), "list"), cobra.ShellCompDirectiveDefault)) // the flag exists
-	f.StringVar(&o.EOT, "eot", "auto", "`TOKEN` added after each document: a number, the name of a token such as '<|endoftext|>', none, or auto (the tokenizer's own for text, none for tokens)")
-	f.StringVar(&o.BOS, "bos", "none", "`TOKEN` added before each document: a number, a name, none, or auto (the tokenizer's own)")
-	f.BoolVar(&o.AddSpecial, "add-special-tokens", false, "add around each document what the tokenizer.json adds to a text (its post_processor), instead of --bos and --eot auto")
-	f.BoolVar(&o.SpecialText, "special-text", false, "names of special tokens in a text, such as '<|im_start|>', are these tokens; without it they are ordinary text")
-	f.StringVar(&o.DType, "dtype", "auto", "u16, u32, i32, or auto: u16 if the vocabulary has up to 65536 tokens")
-	f.Var((*size.Count)(&o.ShardTokens), "shard-tokens", "tokens of a shard, such as 100M (default by format; documents stay whole in megatron and mds)")
-	f.Var((*size.Count)(&o.SampleTokens), "sample-tokens", "mds: samples of exactly this many tokens instead of one per document")
+	f.StringVar(&o.EOT, "eot", "auto", "`TOKEN` after each document: a number, a name such as '<|endoftext|>', none, or auto: the tokenizer's own for text")
+	f.StringVar(&o.BOS, "bos", "none", "`TOKEN` before each document: a number, a name, none, or auto: the tokenizer's own")
+	f.BoolVar(&o.AddSpecial, "add-special-tokens", false, "add the tokens of the tokenizer.json's post_processor around each document, instead of --bos and --eot")
+	f.BoolVar(&o.SpecialText, "special-text", false, "take names of special tokens in a text, such as '<|im_start|>', for these tokens")
+	f.StringVar(&o.DType, "dtype", "auto", "`type` of tokens: u16, u32, i32, or auto: u16 up to 65536 tokens in the vocabulary")
+	f.Var((*size.Count)(&o.ShardTokens), "shard-tokens", "tokens of a shard, such as 100M; in megatron and mds documents stay whole (default: by format)")
+	f.Var((*size.Count)(&o.SampleTokens), "sample-tokens", "mds: tokens of a sample, instead of one sample for each document")
 	f.Float64Var(&o.ValFraction, "val-fraction", 0, "nanogpt, llmc: fraction of the documents for the validation split")
-	f.StringVar(&o.Name, "name", "data", "how file names start")
-	f.IntVar(&o.Workers, "workers", 0, "tokenizing goroutines (default: one per CPU)")
-	f.BoolVar(&o.Force, "force", false, "write into a directory that is not empty; replaces the dataset of an earlier pack there")
+	f.StringVar(&o.Name, "name", "data", "`beginning` of file names")
+	f.IntVar(&o.Workers, "workers", 0, "workers that tokenize (default: one for each CPU)")
+	f.BoolVar(&o.Force, "force", false, "write into a directory that is not empty, and replace the dataset of an earlier pack")
 	f.StringVar(&p.part, "part", "", "pack part `I/N` of the sources, with I from 0 to N-1, for --join")
-	f.BoolVar(&p.join, "join", false, "make one dataset, OUT, of the parts of all N; their options are those of the parts")
-	f.BoolVar(&o.Restart, "restart", false, "begin anew where an interrupted pack left its state")
+	f.BoolVar(&p.join, "join", false, "make one dataset, OUT, of all N parts, with the options of the parts")
+	f.BoolVar(&o.Restart, "restart", false, "begin anew instead of resuming an interrupted pack")
 	addRequestFlags(f, &p.source)
-	f.DurationVar(&o.SaveEvery, "save-every", pack.SaveEvery, "how often to save the state with which an interrupted pack goes on")
+	f.DurationVar(&o.SaveEvery, "save-every", pack.SaveEvery, "`time` between saves of the state from which an interrupted pack resumes")
 	p.takeJSON(cmd)
 	return cmd
 }
@@ -198,13 +198,13 @@ func (p *packFlags) warnLeftOut(problems []layout.Problem) {
 	}
 }
 
-// warnPacked says what the output lacks, and why.
+// warnPacked names documents that the output lacks, and why.
 func warnPacked(stderr io.Writer, o *pack.Options, result *pack.Result) {
 	if result.Repaired > 0 {
 		fmt.Fprintf(stderr, "warning: invalid UTF-8 in %d documents was replaced by U+FFFD\n", result.Repaired)
 	}
 	if result.Empty > 0 {
-		fmt.Fprintf(stderr, "%d documents are empty and were left out\n", result.Empty)
+		fmt.Fprintf(stderr, "left out: %d empty documents\n", result.Empty)
 	}
 	if o.ValFraction > 0 && result.HeldOut == 0 {
 		fmt.Fprintf(stderr, "warning: %v of %d documents is less than one: there is no validation split\n", o.ValFraction, result.Documents)

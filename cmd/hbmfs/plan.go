@@ -35,9 +35,10 @@ func newPlanCommand() *cobra.Command {
 	example := false
 	cmd := &cobra.Command{
 		Use:   "plan [FILE.yaml]",
-		Short: "Estimate what each path into GPU memory is worth, before buying or deploying",
-		Long: `Compute, by a model, how fast the GPUs of a node would read by each path, which stage binds, and how many GPUs should
-read at once. The model has the cost of registering memory, and the time and price of an epoch, a checkpoint or a load of weights.
+		Short: "Estimate rates and costs of each path into GPU memory",
+		Long: `Estimate, by a model, how fast the GPUs of a node would read by each path. It names the stage that binds, and the number
+of GPUs that should read at once. The model has the cost of registering memory, and the time and price of an epoch, a checkpoint
+or a load of weights.
 
 Nothing is measured and no GPU is touched. Three things go in:
 
@@ -53,16 +54,17 @@ Every result is a range: low with all assumptions low, high with all high. The p
   plain      one thread for each GPU reads, then copies: a program without hbmfs
   direct     drive to GPU by DMA; only where FILE.yaml says direct: true, which hbmfs check can prove
 
-Calibrated on one and two H200s, the model met four and eight within 15%. docs/reference/planning.md says what it leaves out.`,
-		Example: `  hbmfs plan --example | hbmfs plan -                 a node with GPUs, on any machine
-  hbmfs plan                                          this node, if it has GPUs
-  hbmfs plan --epoch 2TB --weights 140GB --price 30   what would jobs take and cost here?
+Calibrated on one and two H200s, the model met four and eight within 15%. docs/reference/planning.md names the limits of the
+model.`,
+		Example: `  hbmfs plan --example | hbmfs plan -                 a node with GPUs
+  hbmfs plan                                          this node
+  hbmfs plan --epoch 2TB --weights 140GB --price 30   time and cost of jobs here
   hbmfs plan --example > node.yaml                    a description to edit
-  hbmfs plan node.yaml --html report.html             charts, for the screen and for paper
-  hbmfs plan node.yaml --here                         this node beside those that you think of buying
+  hbmfs plan node.yaml --html report.html             a page of charts
+  hbmfs plan node.yaml --here                         this node beside others
 
-  hbmfs bench --gpus 0   --json --modes sequential --threads 4 data.bin > 1x4.json
-  hbmfs bench --gpus 0,1 --json --modes sequential --threads 8 data.bin > 2x8.json
+  hbmfs bench --gpus 0 --json --modes sequential --threads 4 data >1x4.json
+  hbmfs bench --gpus 0,1 --json --modes sequential --threads 8 data >2x8.json
   hbmfs plan node.yaml --calibrate 1x4.json --calibrate 2x8.json`,
 		Args: atMostOne("one description (several nodes go in one file)"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -86,10 +88,10 @@ func (c *planCommand) flags(f *pflag.FlagSet, example *bool) {
 	f.Var(&c.checkpoint, "checkpoint", "size of a checkpoint that is written each half hour")
 	f.Var(&c.weights, "weights", "size of weights that are read from storage")
 	f.Float64Var(&c.price, "price", 0, "price of the node for an hour, where the description has none")
-	f.BoolVar(&c.here, "here", false, "put this node beside those of FILE.yaml")
-	f.StringVar(&c.html, "html", "", "write a page with charts here, and print nothing")
+	f.BoolVar(&c.here, "here", false, "compare this node with those of FILE.yaml")
+	f.StringVar(&c.html, "html", "", "write a page with charts to this `file`, and print nothing")
 	f.BoolVar(example, "example", false, "print a description with every key, to edit")
-	f.StringVar(&c.sys, "sys", "/sys", "where sysfs is")
+	f.StringVar(&c.sys, "sys", "/sys", "`directory` of sysfs")
 	_ = f.MarkHidden("sys") // for tests: the flag exists
 }
 

@@ -26,9 +26,9 @@ func newPublishCommand() *cobra.Command {
 		Long: `Publish drafts: directories in the root of a mount that hbmfs checkpoint mount made. A published checkpoint never changes. All its
 files are on the disk, and have checksums. A draft that ends in .tmp loses that ending.
 
-Programs that rename step_100.tmp to step_100, and torch's DCP, publish by themselves. This command is for the others. It says which
-file is still open for writing, or mapped, where that keeps a draft from being published; the exit code is 1 then, and the draft is what it
-was. Ctrl-C stops it, and leaves the draft as it was, too.`,
+Programs that rename step_100.tmp to step_100, and torch's DCP, publish by themselves. This command is for the others. If a file
+is still open for writing, or mapped, the draft cannot be published. The command then names the file, its exit code is 1, and the
+draft stays as it was. Ctrl-C stops it, and leaves the draft as it was, too.`,
 		Example:           "  hbmfs publish /mnt/ckpt/step_1000",
 		ValidArgsFunction: completeDirectories,
 	}, someArgs("drafts"), c.run)

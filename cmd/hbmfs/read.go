@@ -28,16 +28,16 @@ type deviceFlags struct {
 
 func (d *deviceFlags) add(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVar(&d.to, "to", "gpu:0", "where to: gpu:N or host")
+	f.StringVar(&d.to, "to", "gpu:0", "`destination`: gpu:N or host")
 	completeFlag(cmd, "to", "gpu:0", "host")
 	addLibraryFlags(f, &d.libraries)
 }
 
 // addLibraryFlags adds the flags of libraries that are loaded.
 func addLibraryFlags(f *pflag.FlagSet, l *cufile.Libraries) {
-	f.StringVar(&l.CUDA, "libcuda", "", "the CUDA driver library, instead of the system's")
-	f.StringVar(&l.CuFile, "libcufile", "", "the cuFile library, instead of the system's")
-	f.StringVar(&l.NVML, "libnvml", "", "the NVML library, instead of the system's")
+	f.StringVar(&l.CUDA, "libcuda", "", "`file` of the CUDA driver library, instead of the system's")
+	f.StringVar(&l.CuFile, "libcufile", "", "`file` of the cuFile library, instead of the system's")
+	f.StringVar(&l.NVML, "libnvml", "", "`file` of the NVML library, instead of the system's")
 }
 
 // options makes the reader's options of flags.
@@ -74,7 +74,7 @@ func newReadCommand() *cobra.Command {
 	c := &readCommand{length: -1}
 	cmd := c.work(&cobra.Command{
 		Use:   "read FILE...",
-		Short: "Move files into GPU memory, verify them there, and say which path their bytes took",
+		Short: "Read files into GPU memory, verify them, and name the path",
 		Long: `Move each file, of a mount or any other, into the memory of a GPU or of the host. The bytes are copied back from
 there and hashed; where ` + layout.ManifestName + ` lies beside the file, they are compared with its checksums.
 
@@ -95,7 +95,7 @@ A path that was asked for and is not available is an error, never another path.`
 	addChoice(cmd, &c.device.path, "path", "auto", "auto, direct, mapped, staged, compat or host", cufile.Paths()...)
 	addChoice(cmd, &c.require, "require", "", "fail unless every byte that lies on storage takes this path", cufile.Paths()[1:]...)
 	f.Var(&c.offset, "offset", "first byte to read")
-	f.Var(&c.length, "length", "bytes to read, -1 for all")
+	f.Var(&c.length, "length", "bytes to read (default: all)")
 	return cmd
 }
 

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// replaceFile writes a file that a user names. What was there stays until all of the new one is on the disk: it may be the configuration of
+// replaceFile writes a file that a user names. The old file stays until all of the new one is on the disk: it may be the configuration of
 // other programs. Links are followed, and devices and pipes are written to.
 func replaceFile(name string, write func(io.Writer) error) error {
 	if strings.HasPrefix(name, "/dev/") || strings.HasPrefix(name, "/proc/") {
@@ -43,7 +43,7 @@ func replaceFile(name string, write func(io.Writer) error) error {
 	return nil
 }
 
-// writeThere writes to what is there, or makes it.
+// writeThere writes to the existing file, or makes it.
 func writeThere(name string, write func(io.Writer) error) error {
 	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
 	if err != nil {

@@ -26,8 +26,8 @@ func newStatusCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status [MOUNT...]",
 		Short: "Show mounts, their datasets and views, and their problems",
-		Long: `Show the source of each MOUNT (a mount point, or a path in a mount), its sets and views, how its bytes are read, and its
-problems. Without MOUNT all mounts of this machine are shown.
+		Long: `Show the source of each MOUNT, its sets and views, how its bytes are read, and its problems. MOUNT is a mount point, or a
+path in a mount. Without MOUNT all mounts of this machine are shown.
 
 A mount is degraded where reads have failed with ESTALE or EIO, or where its cache does not work. The exit code is 3 for such a
 mount, and for one whose daemon is gone, stopped or stuck. --json prints
@@ -57,7 +57,7 @@ func (c *statusCommand) run(ctx context.Context, paths []string) error {
 			fmt.Fprintln(c.stdout, noMounts)
 		}
 		for i := range rows {
-			_ = top.WriteStatus(c.stdout, &rows[i]) // [output] remembers it
+			_ = top.WriteStatus(c.stdout, &rows[i], columns(c.stdout)) // [output] remembers it
 		}
 	})
 	return problems(err, slices.ContainsFunc(rows, func(r top.Row) bool { return r.State != aside.OK }))

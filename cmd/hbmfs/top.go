@@ -31,10 +31,10 @@ func newTopCommand() *cobra.Command {
 	c := &topCommand{}
 	cmd := &cobra.Command{
 		Use:   "top",
-		Short: "Watch the mounts of this machine: rates by path, caches, readers, origins",
-		Long: `Watch the hbmfs mounts of this machine: how many bytes go by each path, how full caches are, which paths readers
-take and why, how long origins take to answer, and errors. Up and down select the mount whose details are shown, s sorts, q quits.
-Where the output is no terminal, a table is written at every interval.
+		Short: "Watch the rates, caches and readers of all mounts",
+		Long: `Watch the hbmfs mounts of this machine: bytes by path, the fill of caches, paths of readers and their reasons, answer
+times, and errors. Up and down select the mount whose details are shown, s sorts, q quits. Where the output is no terminal, a
+table is written at every interval.
 
 Rates are differences of two samples. No daemon sees reads by passthrough: of these there are only opens.
 A mount whose daemon is gone, stopped or stuck is shown as such, and holds nothing up.
@@ -43,7 +43,7 @@ A mount whose daemon is gone, stopped or stuck is shown as such, and holds nothi
   --once --json      the same for scripts, with each mount's whole status
   --once --metrics   one sample of all metrics for Prometheus, each with the label mount, and hbmfs_up`,
 		Example: `  hbmfs top
-  hbmfs top --once --json | jq '.mounts[] | select(.state != "ok") | .mount_point'
+  hbmfs top --once --json | jq '.mounts[].state'
   hbmfs top --once --metrics > /var/lib/prometheus/node-exporter/hbmfs.prom.new`,
 		Args: exactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -53,9 +53,9 @@ A mount whose daemon is gone, stopped or stuck is shown as such, and holds nothi
 		},
 	}
 	f := cmd.Flags()
-	f.BoolVar(&c.once, "once", false, "write one result and end")
-	f.BoolVar(&c.asJSON, "json", false, "with --once: write JSON")
-	f.BoolVar(&c.asMetrics, "metrics", false, "with --once: write the metrics of all mounts for Prometheus")
+	f.BoolVar(&c.once, "once", false, "print one sample and end")
+	f.BoolVar(&c.asJSON, "json", false, "with --once: print JSON")
+	f.BoolVar(&c.asMetrics, "metrics", false, "with --once: print the metrics of all mounts for Prometheus")
 	f.DurationVar(&c.interval, "interval", 2*time.Second, "time between samples")
 	f.DurationVar(&c.patience, "timeout", pause.Patience, "how long a mount may take to answer")
 	addChoice(cmd, &c.by, "sort", top.ByName, strings.Join(top.Orders(), ", ")+": the order of mounts", top.Orders()...)

@@ -11,7 +11,7 @@ func newUmountCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "umount MOUNTPOINT",
 		Aliases: []string{"unmount"},
-		Short:   "Take a mount away",
+		Short:   "Unmount a mount",
 		Long: `Take the mount at MOUNTPOINT away, and return when its daemon has ended, so that the source can be unmounted next. A
 mount that is in use stays, and the message names the processes that hold it (exit code 4). A mount whose daemon died is
 cleaned up.
@@ -25,7 +25,7 @@ its pid and the command that ends it, and the exit code is 1.`,
 			return u.Run(cmd.Context())
 		},
 	}
-	cmd.Flags().BoolVarP(&u.Lazy, "lazy", "l", false, "take a mount that is in use out of the tree now; its daemon ends with the last open file")
-	cmd.Flags().BoolVarP(&u.Force, "force", "f", false, "end the mount for all that use it: waiting readers get an error, and a daemon that does not end is killed")
+	cmd.Flags().BoolVarP(&u.Lazy, "lazy", "l", false, "detach a mount that is in use now; its daemon ends with the last open file")
+	cmd.Flags().BoolVarP(&u.Force, "force", "f", false, "end the mount for all users: waiting readers get an error, and a stuck daemon is killed")
 	return cmd
 }

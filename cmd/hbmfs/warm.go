@@ -21,20 +21,20 @@ type warmCommand struct {
 	printer
 	rate   size.Rate
 	record string        // a file
-	length time.Duration // of the record; 0: what was read before
+	length time.Duration // of the record; 0: reads before it
 	replay string        // a file
 }
 
 func newWarmCommand() *cobra.Command {
 	c := &warmCommand{}
 	cmd := &cobra.Command{
-		Use:   "warm PATH... | --record FILE MOUNTPOINT | --replay FILE MOUNTPOINT",
-		Short: "Bring files of a mount onto this machine before they are read",
-		Long: `Bring files of a mount, and all files below directories of it, onto this machine: bytes of a remote source into the
-mount's cache, bytes of local files into the kernel's page cache, as far as there is memory for them.
+		Use:   "warm PATH... [flags]\n  hbmfs warm --record FILE MOUNTPOINT [flags]\n  hbmfs warm --replay FILE MOUNTPOINT [flags]",
+		Short: "Bring files of a mount onto this machine before reads",
+		Long: `Bring files of a mount, and all files below directories of it, onto this machine. Bytes of a remote source go into the
+mount's cache. Bytes of local files go into the kernel's page cache, as far as there is memory for them.
 
-Bytes in the cache are skipped, so an interrupted warm goes on where it was. The command fails when not all stays in the
-cache: then it is too small, or full of segments that readers have open (see .hbmfs/status in the mount).
+Bytes in the cache are skipped, so an interrupted warm goes on where it was. The command fails if not all stays in the cache. Then
+the cache is too small, or full of segments that readers have open (see .hbmfs/status in the mount).
 
 --json prints bytes:
 
@@ -44,17 +44,17 @@ cache: then it is too small, or full of segments that readers have open (see .hb
   advised   the kernel was asked to read ahead
   in_mount  are made by the mount, or have no cache to be brought into
 
---record FILE saves what was read of a mount with a cache, in the order of the first reads, since its daemon began.
-With --for the record begins now; it ends after that time, or with Ctrl-C. Where another daemon goes on with the mount, the record goes on with
-it, and the command says that it has a gap. --replay FILE brings that into another mount of the same
-dataset, in that order, before the next job reads it. In a job script:
+--record FILE saves the reads of a mount with a cache since its daemon began, in the order of the first reads. With --for the
+record begins now; it ends after that time, or with Ctrl-C. Where another daemon goes on with the mount, the record goes on with
+it, and the command says that it has a gap. --replay FILE brings that into another mount of the same dataset, in that order,
+before the next job reads it. In a job script:
 
   hbmfs warm --replay pile.record /mnt/pile      before the job
   hbmfs warm --record pile.record /mnt/pile      after it
 
-A record has segments of the cache (hbmfs mount --cache-segment), so a sample that was read brings its segment. What the kernel had in
-its page cache is not seen to be read, and a replay counts as no read. A replay leaves out files that have another version now, that
-the user may not read, and what the cache has no room for; it fails where something else did not come. With --json it prints bytes:
+A record has segments of the cache (hbmfs mount --cache-segment), so a sample that was read brings its segment. Reads from the
+kernel's page cache are not recorded, and a replay counts as no read. A replay leaves out files of another version, files that the
+user may not read, and bytes for which the cache has no room. It fails if other bytes did not come. With --json it prints bytes:
 
   local          were in the cache before
   fetched        came now
@@ -65,7 +65,7 @@ the user may not read, and what the cache has no room for; it fails where someth
   denied         are of files that this user may not read
   not_cached     are of files that the cache does not keep`,
 		Example: `  hbmfs warm /mnt/pile
-  hbmfs warm --rate-limit 500MB/s /mnt/pile/train /mnt/pile/.hbmfs/views/tokens.npy
+  hbmfs warm --rate-limit 500MB/s /mnt/pile/train
   hbmfs warm --record pile.record --for 10m /mnt/pile
   hbmfs warm --replay pile.record /mnt/pile`,
 		Args: someArgs("files or directories to warm"),
@@ -76,10 +76,10 @@ the user may not read, and what the cache has no room for; it fails where someth
 			return c.onMounts(cmd, args, func(ctx context.Context) error { return c.run(ctx, args) })
 		},
 	}
-	cmd.Flags().StringVar(&c.record, "record", "", "save here what was read of the mount, in order")
-	cmd.Flags().DurationVar(&c.length, "for", 0, "with --record: record what is read from now on, for so long or until Ctrl-C, as in 10m")
-	cmd.Flags().StringVar(&c.replay, "replay", "", "bring what this record has, in its order")
-	cmd.Flags().Var(&c.rate, "rate-limit", "bytes per second at most, as in 500MB/s (default: as fast as they come)")
+	cmd.Flags().StringVar(&c.record, "record", "", "save the order of reads of the mount to this `file`")
+	cmd.Flags().DurationVar(&c.length, "for", 0, "with --record: record reads from now on, for so long or until Ctrl-C, as in 10m")
+	cmd.Flags().StringVar(&c.replay, "replay", "", "bring the bytes that this `file` records, in its order")
+	cmd.Flags().Var(&c.rate, "rate-limit", "bytes per second at most, such as 500MB/s (default: no limit)")
 	c.takeJSON(cmd)
 	return cmd
 }
@@ -159,7 +159,7 @@ func printWarm(out io.Writer, d *warm.Summary) {
 	})
 }
 
-// bytesOf is a part of what a command brought, or did not.
+// bytesOf counts bytes that a command brought, or did not.
 type bytesOf struct {
 	n    int64
 	what string

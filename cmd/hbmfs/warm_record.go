@@ -10,7 +10,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/text/size"
 )
 
-// runRecord saves what was read, or what is read from now on.
+// runRecord saves the reads so far, or the reads from now on.
 func (c *warmCommand) runRecord(ctx context.Context, mount string) error {
 	var r *touched.Record
 	var err error
@@ -52,7 +52,7 @@ func (c *warmCommand) runRecord(ctx context.Context, mount string) error {
 	return err
 }
 
-// runReplay brings what a record has.
+// runReplay brings the segments of a record.
 func (c *warmCommand) runReplay(ctx context.Context, mount string) error {
 	began := time.Now()
 	r, err := touched.Load(c.replay)

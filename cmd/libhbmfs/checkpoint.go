@@ -40,7 +40,7 @@ func complete(dir string) (found []checkpoint.Entry, err error) {
 	return found, checkpointCode(err)
 }
 
-// clean gives what it removed, each with a zero byte behind it.
+// clean gives the names that it removed, each with a zero byte behind it.
 func clean(dir string) (string, error) {
 	removed, err := checkpoint.Clean(context.Background(), dir)
 	if len(removed) == 0 {

@@ -10,7 +10,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/volume/checkpoint"
 )
 
-// draftHandle is what a handle of a draft stands for: a directory, or one of a checkpoint volume, which is written past FUSE.
+// draftHandle stands behind a handle of a draft: a directory, or one of a checkpoint volume, which is written past FUSE.
 type draftHandle interface {
 	inVolume() bool
 	write(w *writer.Writer, files []writer.File, stream *uintptr) (*writer.Write, error)

@@ -20,7 +20,7 @@ type border struct {
 	version *C.char
 
 	// ballast counts as live memory and is never touched, so it takes none. Without it the heap has 2 MB, and the collector runs for each two
-	// megabytes of garbage, and stops all threads for that: 400 times a second on an H200, which took a quarter of the rate of small batches.
+	// megabytes of garbage. It stops all threads for that, 400 times a second on an H200, which took a quarter of the rate of small batches.
 	ballast []byte
 
 	packers sync.Pool // of *order.Packer: each has megabytes, which a pack of its own would leave to the collector

@@ -12,7 +12,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/volume/checkpoint"
 )
 
-// answerWriting is answer for what writes: where the system failed it was not in reading.
+// answerWriting is answer for calls that write: a failure of the system was not in reading.
 func answerWriting(why *C.hbmfs_failure, f func() error) C.int32_t {
 	result := answer(why, f)
 	if result != C.int32_t(codeIO) {

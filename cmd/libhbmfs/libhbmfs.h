@@ -98,7 +98,7 @@ const char *hbmfs_code_name(int32_t code);   /* such as "out of range"; not to b
  * storage, such as the header that a view of a mount begins with, are always "staged" or "host".
  */
 /*
- * What becomes of a file's pages in the page cache once it was read. The kernel keeps pages that any process has mapped or pinned, and dirty
+ * Whether a file's pages stay in the page cache after reading. The kernel keeps pages that any process has mapped or pinned, and dirty
  * ones. Through a mount they are those of the files that hold the bytes, as far as they are open.
  */
 typedef enum {

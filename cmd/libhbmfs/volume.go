@@ -12,7 +12,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/volume/checkpoint"
 )
 
-// clientName is what the status of a volume calls this library.
+// clientName is this library's name in the status of a volume.
 const clientName = "libhbmfs"
 
 // volumeDraft is a draft in a checkpoint volume, which is written past FUSE. begun: this process has begun it.
@@ -84,7 +84,7 @@ type giver struct {
 	draft *control.DraftClient
 	list  []writer.File
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	pens    []*os.File // of files that are not opened yet; nil for others
 	numbers []uint32
 	next    int // the first that was not asked for

@@ -1,7 +1,7 @@
 // Package fakegpu makes shared libraries that stand for libcuda, libcufile and NVML, so that tests run every path on a
 // machine without a GPU.
 //
-// The fake GPU runs everything late, checks every address, and counts what is pinned or allocated. Environment variables
+// The fake GPU runs everything late, checks every address, and counts pinned and allocated memory. Environment variables
 // FAKE_CUDA_* and FAKE_CUFILE_* make it fail; its C sources name them.
 package fakegpu
 

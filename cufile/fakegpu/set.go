@@ -35,7 +35,7 @@ func (s *Set) Run(m *testing.M) int {
 	return m.Run()
 }
 
-// why says what this machine or build lacks for the fakes, empty where nothing.
+// why names the thing that this machine or build lacks for the fakes, or is empty.
 func (s *Set) why() string {
 	if _, err := exec.LookPath("cc"); err != nil {
 		return "the fake GPU libraries need a C compiler: " + err.Error()

@@ -21,7 +21,7 @@ type Block struct {
 	hbm  bool // a part is memory of the GPU
 }
 
-// Outcome says what became of one block of a request.
+// Outcome is the result of one block of a request.
 type Outcome int32
 
 // Outcomes. libhbmfs.h has the same numbers.

@@ -27,7 +27,7 @@ type job struct {
 	token  uint64
 	sums   bool // crc is wanted
 	crc    uint32
-	want   uint32 // what crc must be, of a get
+	want   uint32 // the expected crc of a get
 	path   cufile.Path
 	err    error // why the tier could not be read or written
 }
@@ -38,10 +38,10 @@ func (j *job) failed(err error) error {
 	return nil
 }
 
-// errTier says that a tier is not what the daemon said: it was cut, or its disk fails.
+// errTier says that a tier contradicts the daemon: it was cut, or its disk fails.
 var errTier = errors.New("the tier cannot be read or written")
 
-// hostChunk is what one thread copies at a time on the host.
+// hostChunk is the size of one thread's copies on the host.
 const hostChunk = 1 << 20
 
 // alone is the bytes up to which one thread copies as fast as several, which must be woken first.
@@ -64,7 +64,7 @@ func (s *Store) copyAll(ctx context.Context, jobs []*job, in bool, after driver.
 			j.path, staged = cufile.Staged, append(staged, j)
 		}
 	}
-	if after != 0 && (len(host) > 0 || len(mapped) > 0 && hasHost(mapped) || len(staged) > 0) { // memory of the host may be what the stream writes to
+	if after != 0 && (len(host) > 0 || len(mapped) > 0 && hasHost(mapped) || len(staged) > 0) { // the stream may write to memory of the host
 		if err := s.gpu.Within(func() error { return s.gpu.CUDA.Wait(after) }); err != nil {
 			return err
 		}
@@ -228,7 +228,7 @@ func (j *job) copyGathered(in bool) error {
 	return nil
 }
 
-// copyPart copies, and sums what is in the CPU's cache yet.
+// copyPart copies, and sums bytes while they are in the CPU's cache.
 func (j *job) copyPart(p []byte, at int64, in bool) error {
 	const near, nearCalls = 16 << 10, 128 << 10 // each piece of the page cache is a call
 	for len(p) > 0 {

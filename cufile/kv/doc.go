@@ -8,10 +8,10 @@
 //	result, err := q.Result()                 // result.Outcomes[0] is Done, or Present
 //
 // The daemon gives slots, and the bytes go past it. In the memory tier they go straight between the GPU and the slot, whose region is
-// registered with CUDA when a slot of it first comes ("mapped"); otherwise through pinned memory ("staged"). On the host they are copied
-// by several threads ("host").
+// registered with CUDA when a slot of it first comes ("mapped"). Otherwise they go through pinned memory ("staged"). On the host they
+// are copied by several threads ("host").
 //
-// A Store outlives its daemon. A request goes on with the next one, and gives bytes of a get out only once the daemon that
+// A Store outlives its daemon. A request goes on with the next one. It gives bytes of a get out only once the daemon that
 // answers has said that their pin held all the while.
 //
 // Pitfalls. Memory of a request must stay until Done is closed. A block that is not there, or has no room, is an [Outcome] and not an error.

@@ -8,8 +8,8 @@ import (
 	"github.com/hbmfs/hbmfs/control"
 )
 
-// Get starts loading blocks into memory, after what is on the caller's stream now; nil is none. A block is loaded where it has as many
-// bytes as its memory. Other memory may have been written to, and holds nothing of use.
+// Get starts loading blocks into memory, after the work on the caller's stream; a nil stream is none. A block is loaded where it has
+// as many bytes as its memory. Other memory may have been written to, and holds nothing of use.
 func (s *Store) Get(blocks []Block, stream *uintptr, ended func()) (*Request, error) {
 	return s.begin(get, len(blocks), stream, ended, func() error { return s.check(blocks) }, func(ctx context.Context, q *Request) error {
 		return q.parts(ctx, blocks, Missing, q.get)
@@ -100,7 +100,7 @@ func (q *Request) release(ctx context.Context, on *session, first int, jobs []*j
 	return append(again, lost...), err
 }
 
-// unpin ends the pins of blocks that were read. what is done with those whose pins held until then; the others are to be read again.
+// unpin ends the pins of blocks that were read. blocks whose pins held until then are done; the others are to be read again.
 func (q *Request) unpin(ctx context.Context, on *session, flags uint32, jobs []*job, what func(j *job)) (again []int, err error) {
 	if len(jobs) == 0 {
 		return nil, nil

@@ -11,10 +11,10 @@ import (
 	"github.com/hbmfs/hbmfs/cufile/internal/driver"
 )
 
-// slotBytes is what a worker stages at a time.
+// slotBytes is the size of a worker's staging slot.
 const slotBytes = 4 << 20
 
-// stepBytes is what one step of a mapped copy moves at most; a worker has three under way.
+// stepBytes bounds one step of a mapped copy; a worker has three under way.
 const stepBytes = 8 << 20
 
 // pieceEntry is the bytes of a piece in the kernel's table, launchBytes the most of one piece: see cufile/internal/driver/gather.cu.

@@ -14,7 +14,8 @@ func (s *Store) Contains(keys [][]byte, ended func()) (*Request, error) {
 	})
 }
 
-// Pin is Contains that keeps the blocks from eviction until Unpin, or the end of this process. Result.Tokens has what to unpin.
+// Pin is Contains that keeps the blocks from eviction until Unpin, or the end of this process. Result.Tokens has the pins to
+// release.
 func (s *Store) Pin(keys [][]byte, ended func()) (*Request, error) {
 	return s.keys(keys, ended, func(ctx context.Context, q *Request) error {
 		return q.lookup(ctx, keys, true)

@@ -8,9 +8,9 @@ import (
 	"github.com/hbmfs/hbmfs/control"
 )
 
-// Put starts storing blocks. Bytes of the GPU are read after what is on the caller's stream now; nil is none. Memory must stay as it is
-// until Done is closed. Blocks that make no sense are refused at once, with ErrBlock or ErrMemory. ended, if not nil, is called once
-// Done is closed.
+// Put starts storing blocks. Bytes of the GPU are read after the work on the caller's stream; a nil stream is none. Memory must stay as
+// it is until Done is closed. Blocks that make no sense are refused at once, with ErrBlock or ErrMemory. ended, if not nil, is called
+// once Done is closed.
 func (s *Store) Put(blocks []Block, stream *uintptr, ended func()) (*Request, error) {
 	check := func() error {
 		if !s.opt.Write {
@@ -127,8 +127,8 @@ func (q *Request) commit(ctx context.Context, on *session, first int, jobs []*jo
 	return again, nil
 }
 
-// giveUp ends pins or reservations that nobody needs. It is for after an error, which says what matters; what is left ends with
-// the next connection, or the process.
+// giveUp ends pins or reservations that nobody needs. It is for after an error, which is already known. The rest ends with the
+// next connection, or the process.
 func (s *Store) giveUp(on *session, flags uint32, tokens []uint64) {
 	if len(tokens) == 0 {
 		return

@@ -13,11 +13,11 @@ import (
 	"github.com/hbmfs/hbmfs/cufile/internal/driver"
 )
 
-// Result says what a request did.
+// Result is the outcome of a request.
 type Result struct {
 	Outcomes []Outcome            // of each block or key, in order
 	Tokens   []uint64             // of a Pin: of each key that is Done; else nil
-	Survives []control.KVSurvival // of a Put: of each block that is Done, what it survives; else nil
+	Survives []control.KVSurvival // of a Put, for each block that is Done: the events that it survives; else nil
 	Moved    BlockBytes
 }
 
@@ -44,7 +44,7 @@ type Request struct {
 	err    error
 }
 
-// How much of a request is one part: what the daemon gives slots for at a time. The daemon is asked about two parts while the bytes of two others are on
+// How much of a request is one part: the daemon gives slots for one at a time. The daemon is asked about two parts while the bytes of two others are on
 // their way, so that the link does not stand still. Of more the copies would take turns.
 const (
 	partBlocks  = 256
@@ -143,7 +143,7 @@ type attempt func(ctx context.Context, first int, part []Block, which []int) (ag
 // attempts is how often a part of a request is begun again because its daemon was replaced by one that knows nothing of it.
 const attempts = 4
 
-// part moves a part of a request. lost is what becomes of blocks whose last attempt was in vain, too.
+// part moves a part of a request. lost is the outcome of blocks whose last attempt failed, too.
 func (q *Request) part(ctx context.Context, first int, part []Block, lost Outcome, try attempt) (err error) {
 	left := make([]int, len(part))
 	for i := range left {
@@ -211,7 +211,7 @@ func (q *Request) move(ctx context.Context, jobs []*job, in bool) error {
 	return q.s.copyAll(ctx, jobs, in, q.after)
 }
 
-// outcomeOf says what an errno of the daemon means.
+// outcomeOf is the outcome that an errno of the daemon stands for.
 func outcomeOf(errno syscall.Errno) Outcome {
 	switch errno {
 	case 0:

@@ -22,7 +22,7 @@ type session struct {
 // lookPause is the time between two looks at the daemon of a store that asks nothing.
 const lookPause = time.Second
 
-// errRestarted says that the volume was mounted again: what the earlier daemon gave is void.
+// errRestarted says that the volume was mounted again: the earlier daemon's slots and pins are void.
 var errRestarted = fmt.Errorf("the volume was mounted again: %w", control.ErrStale)
 
 // ask asks a daemon, and the next one where it has gone. Where on is not nil, it must be of the same mount. The session that answered
@@ -48,7 +48,7 @@ func (s *Store) ask(ctx context.Context, on *session, f func(n *control.Namespac
 }
 
 // comeBack finds the next daemon while no request asks for it, until the Store is closed. Memory that this process has registered is given to nobody else then,
-// and what lost answers gave comes back.
+// and slots of lost answers come back.
 func (s *Store) comeBack() {
 	tick := time.NewTicker(s.opt.look)
 	defer tick.Stop()
@@ -75,8 +75,8 @@ func (s *Store) comeBack() {
 	}
 }
 
-// slots asks for slots with tokens. Its answer is waited for though the request be cancelled; where none comes, the connection ends, and the next one has
-// the daemon give back what was in it.
+// slots asks for slots with tokens. The session waits for its answer even if the request is cancelled. Without one the connection ends, and the next one
+// has the daemon take back its slots.
 func (s *Store) slots(ctx context.Context, f func(ctx context.Context, n *control.Namespace) ([]control.KVSlot, error)) (slots []control.KVSlot, on *session, err error) {
 	on, err = s.ask(ctx, nil, func(n *control.Namespace) error {
 		settled, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.redial)
@@ -237,8 +237,9 @@ func (s *Store) lost(now *session, err error) bool {
 	return !s.closed
 }
 
-// hold keeps the tiers of a session while a request uses them, and gives what ends that. It fails where another request has found
-// meanwhile that the daemon has gone: the next connection may have given slots back that this request learns of too late.
+// hold keeps the tiers of a session while a request uses them, and returns the function that ends that. It fails where another
+// request has found meanwhile that the daemon has gone. The next connection may have given slots back that this request learns of
+// too late.
 func (n *session) hold(s *Store) (tiers []*tier, release func(), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

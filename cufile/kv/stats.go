@@ -16,7 +16,7 @@ func (m *BlockBytes) add(o BlockBytes) {
 	m.Direct += o.Direct
 }
 
-// Stats are what a Store has done since it was opened.
+// Stats count a Store's work since it was opened.
 type Stats struct {
 	Put, Get        BlockBytes
 	Stored, Present int64  // blocks of puts that were stored; that were there before
@@ -34,7 +34,7 @@ type counts struct {
 	connections int64
 }
 
-// Stats gives what was done so far.
+// Stats returns the counts so far.
 func (s *Store) Stats() Stats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -53,7 +53,7 @@ func (s *Store) Stats() Stats {
 	return st
 }
 
-// account counts what became of a request's blocks.
+// account counts the outcomes of a request's blocks.
 func (s *Store) account(q *Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

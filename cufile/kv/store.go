@@ -93,7 +93,7 @@ type Store struct {
 	end        context.CancelFunc
 	warming    sync.WaitGroup
 
-	mu         sync.Mutex // guards what follows
+	mu         sync.Mutex // guards the fields below
 	now        *session   // nil between two daemons, and once closed
 	before     *session   // whose daemon has gone; its tiers may be those of the next
 	blockBytes int64
@@ -142,7 +142,7 @@ func (s *Store) BlockBytes() int64 {
 }
 
 // Close cancels all requests, waits for them, and gives everything back. It fails with ErrUnderWay where a call into the system or a
-// library does not end for 5 s: memory of the caller must stay then, and the caller calls Close again.
+// library does not end for 5 s. Memory of the caller must stay then, and the caller calls Close again.
 func (s *Store) Close() error {
 	s.ending.Lock()
 	defer s.ending.Unlock()

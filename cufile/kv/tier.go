@@ -15,7 +15,7 @@ import (
 )
 
 // tier is one file of a namespace, of as many connections as the daemon gives it on. A memory tier is mapped as a whole, which may be
-// more than the file has: a region is used only once the daemon gave a slot of it.
+// more than the file has. A region is used only once the daemon gave a slot of it.
 type tier struct {
 	kind     control.KVTierKind
 	file     *os.File
@@ -28,7 +28,7 @@ type tier struct {
 	memory   []byte         // the mapping; nil of a disk tier
 	disk     *uncached.File // nil of a memory tier
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	users   int        // connections and requests
 	regions []region
 	pinned  int64

@@ -16,7 +16,7 @@ import (
 	"github.com/hbmfs/hbmfs/cufile/internal/room"
 )
 
-// arena is memory for snapshots. Its pages come, and are registered with CUDA, in the background, from the first on: a copy waits
+// arena is memory for snapshots. Its pages come, and are registered with CUDA, in the background, from the first on. A copy waits
 // only for the pages that it goes to.
 type arena struct {
 	memory  []byte       // begins with a huge page
@@ -32,7 +32,7 @@ type arena struct {
 	gone   chan struct{} // closed when nothing is brought or registered any more
 	ready  chan struct{} // closed when all is pinned, or failed to be
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	room    room.Room
 	pinned  int64         // bytes from the first on that copies may go to
 	err     error         // why there are not more
@@ -144,7 +144,7 @@ func (a *arena) isOver() bool {
 
 func (a *arena) stop() { a.last.Do(func() { close(a.quit) }) }
 
-// update changes what mu guards, and wakes those that wait for it.
+// update changes fields that mu guards, and wakes their waiters.
 func (a *arena) update(f func()) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -212,7 +212,7 @@ func (a *arena) isReady() (bool, error) {
 	return a.pinned == int64(len(a.memory)), a.err
 }
 
-// close unregisters the memory. Nothing copies any more. What snapshots hold stays mapped until they give it back. It fails with
+// close unregisters the memory. Nothing copies any more. Memory of snapshots stays mapped until they give it back. It fails with
 // ErrUnderWay where a call into CUDA does not end; then close waits again.
 func (a *arena) close() error {
 	a.stop()

@@ -12,7 +12,8 @@ import (
 	"github.com/hbmfs/hbmfs/cufile/internal/device"
 )
 
-// available is the most memory that may be brought, and what says so: the kernel ends processes that bring more.
+// available is the most memory that may be brought, and the name of that limit. The kernel ends processes that
+// bring more.
 func available() (most int64, what string) {
 	most = math.MaxInt64
 	if text, err := os.ReadFile("/proc/meminfo"); err == nil {

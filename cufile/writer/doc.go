@@ -2,7 +2,7 @@
 // the way.
 //
 // A [Writer] belongs to one device: threads with pinned slots and, if asked for, an arena of pinned memory. [Writer.Write] makes
-// files of parts, each of which is memory. A [Snapshot] is a copy of memory in the arena: its owner may change the memory as soon
+// files of parts, each of which is memory. A [Snapshot] is a copy of memory in the arena. Its owner may change the memory as soon
 // as the copy is there, while the copy is written.
 //
 //	w, err := writer.New(writer.Options{Device: 0, Arena: 16 << 30})
@@ -16,5 +16,5 @@
 // required and is not there is an error. Bytes are counted by path.
 //
 // Pitfalls. Memory that is written must stay as it is until the write has ended, and a Snapshot's until it is released. A write
-// that failed or was cancelled leaves its files to the caller. Directories are not synced: whoever publishes the files does that.
+// that failed or was cancelled leaves its files to the caller. Directories are not synced: the publisher of the files does that.
 package writer

@@ -28,7 +28,7 @@ type output struct {
 	sealed func(sums []uint32) error
 	mapped []byte // its pages; nil on other paths than Mapped
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	state  outputState
 	fd     int            // of a given file also before it is made
 	err    error          // why it could not be made
@@ -106,8 +106,8 @@ func (o *output) open() error {
 	return nil
 }
 
-// allocate has the filesystem find all blocks now: a full disk is known before anything is written, and writes do not make the
-// file longer one after the other. Whole pages are, since O_DIRECT writes them.
+// allocate has the filesystem find all blocks now. So a full disk is known before anything is written, and writes do not make
+// the file longer one after the other. Whole pages are, since O_DIRECT writes them.
 func (o *output) allocate() error {
 	if o.size == 0 || o.dir.inMemory() { // there it would fill pages with zeros that are overwritten
 		return nil

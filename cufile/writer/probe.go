@@ -24,7 +24,7 @@ func RunProbe(_ context.Context, in io.Reader, out io.Writer) error {
 	return direct.Answer(in, out, strictWrite)
 }
 
-// strictWrite writes chunks of HBM through cuFile with compat mode off, compares what the kernel then reads, and judges cuFile's own
+// strictWrite writes chunks of HBM through cuFile with compat mode off, compares the kernel's reads of them, and judges cuFile's own
 // counters. Any error means that Direct does not work here.
 func strictWrite(q direct.Question) (p direct.Proof, err error) {
 	w, err := New(Options{Device: q.Device, Path: Direct, Require: true, Threads: 1, Libraries: q.Libraries, proving: true})

@@ -10,7 +10,7 @@ import (
 type rate struct {
 	perSecond int64
 
-	mu   sync.Mutex // guards what follows
+	mu   sync.Mutex // guards the fields below
 	free time.Time  // when the next bytes may go
 }
 

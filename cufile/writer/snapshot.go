@@ -24,9 +24,9 @@ type Snapshot struct {
 	once sync.Once
 }
 
-// Snapshot starts copying memory into the arena, after what is on the caller's stream now; nil is none. It waits for room that
-// earlier snapshots give back, and for pages that are not pinned yet. ErrTooLarge says that there can never be room; ErrNoMemory
-// that the arena could not be pinned.
+// Snapshot starts copying memory into the arena, after the work on the caller's stream; a nil stream is none. It waits for room
+// that earlier snapshots give back, and for pages that are not pinned yet. ErrTooLarge says that there can never be room;
+// ErrNoMemory that the arena could not be pinned.
 func (w *Writer) Snapshot(ctx context.Context, list []Memory, stream *uintptr) (*Snapshot, error) {
 	if !w.gate.Enter() {
 		return nil, fmt.Errorf("snapshot: %w", ErrClosed)
@@ -141,7 +141,7 @@ func (w *Writer) copied(list []Memory, s *Snapshot, copied, after driver.Handle)
 		}
 		return w.device.Within(func() error { return w.device.CUDA.Wait(event) })
 	}
-	// Memory of the host may be what the caller's stream writes to.
+	// The caller's stream may write to memory of the host.
 	err := wait(after)
 	if err == nil {
 		if err = copyHost(list, s.Copies, w.opt.Threads); err != nil {

@@ -165,7 +165,7 @@ func (q *Write) put(ctx context.Context, w *crew.Worker, l *load) (path Path, er
 	return path, err
 }
 
-// sum is the CRC-32C of bytes. Those that come from memory are summed 1.4 times as fast by way of a copy in the CPU's cache: the
+// sum is the CRC-32C of bytes. Those that come from memory are summed 1.4 times as fast by way of a copy in the CPU's cache. The
 // instruction's three streams are nothing that the CPU fetches ahead.
 func sum(p []byte) (c uint32) {
 	var near [16 << 10]byte

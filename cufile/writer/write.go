@@ -19,7 +19,7 @@ type Written struct {
 	Sums []uint32 // CRC-32C (Castagnoli) of each ChunkSize bytes
 }
 
-// Result says what a write did.
+// Result is the outcome of a write.
 type Result struct {
 	Files    []Written
 	Moved    PathBytes
@@ -50,19 +50,19 @@ type Write struct {
 	result Result // set before done is closed
 	err    error  // likewise
 
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	moved PathBytes
 }
 
 // Write starts making files in a directory. Files that cannot be are refused at once, with ErrPlan or ErrMemory; a directory that
-// is not there is an [Error]. Bytes of the GPU are read after what is on the caller's stream now; nil is none. Memory must stay as
-// it is until Done is closed.
+// is not there is an [Error]. Bytes of the GPU are read after the work on the caller's stream; a nil stream is none. Memory must
+// stay as it is until Done is closed.
 func (w *Writer) Write(path string, files []File, stream *uintptr) (*Write, error) {
 	return w.startWrite(path, files, nil, stream)
 }
 
-// WriteGiven is Write for files that are given, such as those of a checkpoint volume. All lie on one filesystem. path is what errors call
-// their place. At most a few hundred are open at a time, in their order; each is cut to its size, synced and closed when it is written.
+// WriteGiven is Write for files that are given, such as those of a checkpoint volume. All lie on one filesystem. path is the file's name
+// in errors. At most a few hundred are open at a time, in their order. Each is cut to its size, synced and closed when it is written.
 func (w *Writer) WriteGiven(path string, given []Given, stream *uintptr) (*Write, error) {
 	files := make([]File, len(given))
 	for i := range given {

@@ -34,7 +34,7 @@ type Options struct {
 	Libraries driver.Libraries
 
 	piece   int64 // of the arena; for tests
-	proving bool  // Direct is what is to be proven
+	proving bool  // Direct has yet to be proven
 }
 
 func (o *Options) setDefaults() error {
@@ -75,18 +75,18 @@ type Writer struct {
 	gate    crew.Gate     // of snapshots and writes
 	shut    chan struct{} // closed when the gate is
 
-	mu        sync.Mutex // guards what follows
+	mu        sync.Mutex // guards the fields below
 	writes    map[*Write]bool
 	snapshots map[*Snapshot]bool // that are not released
 	stats     Stats
 
-	ending sync.Mutex // one closes at a time; guards what follows
+	ending sync.Mutex // one closes at a time; guards the fields below
 	asked  bool       // Close was called
 	over   bool       // cuFile was closed
 	ended  bool       // Close has given back all that it could
 }
 
-// Stats are what a Writer has done since it was opened.
+// Stats count a Writer's work since it was opened.
 type Stats struct {
 	Moved  PathBytes
 	Writes int64 // that ended well
@@ -163,7 +163,7 @@ func (w *Writer) IsReady() (bool, error) {
 	return w.arena.isReady()
 }
 
-// Stats gives what was done so far.
+// Stats returns the counts so far.
 func (w *Writer) Stats() Stats {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -222,7 +222,7 @@ func (w *Writer) untilShut(ctx context.Context) (context.Context, context.Cancel
 }
 
 // Close cancels all writes, waits for them and for copies that are under way, and gives everything back. Room of snapshots goes
-// when they are released. It fails with ErrUnderWay where a call into the system or a library does not end for 5 s: memory of the
+// when they are released. It fails with ErrUnderWay where a call into the system or a library does not end for 5 s. Memory of the
 // caller must stay then, and the caller calls Close again. After any other result Close does nothing.
 func (w *Writer) Close() error {
 	w.ending.Lock()

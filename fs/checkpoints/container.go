@@ -88,7 +88,7 @@ func (d *mountedDraft) await() {
 const settleTime = 10 * time.Second
 
 // settled finds a draft by its name in the root. Where its container may just have ended, settled waits until the draft is gone, or
-// stays: a pod that takes another's place shall not meet its drafts.
+// stays. A pod that takes another's place shall not meet its drafts.
 func (v *Volume) settled(name string) *mountedDraft {
 	for end := time.Now().Add(settleTime); ; time.Sleep(settleTime / 1000) {
 		d := v.draftShown(name)
@@ -129,8 +129,8 @@ func (v *Volume) findDevice() (device, error) {
 	return device{major, minor}, err
 }
 
-// mayWrite refuses a process of a container that has the mount read-only: the kernel lets it reach the control socket and ioctls all the
-// same, also after it left the mount behind in a mount namespace of its own.
+// mayWrite refuses a process of a container that has the mount read-only. The kernel lets it reach the control socket and ioctls all the
+// same, also from another mount namespace.
 func (v *Volume) mayWrite(pid int) error {
 	if !v.containers.on {
 		return nil

@@ -4,9 +4,9 @@
 //	m, err := fs.New(ctx, "/mnt/ckpt", v.Listing(), fs.Options{Top: v, ...})
 //	err = v.Begin() // before m.Serve
 //
-// What is published never changes: package fs serves it, as a branch of the mount. Every other directory in the root is a draft, which
-// this package serves. On disk it is the hidden draft of package checkpoint, so that nobody else takes it for a checkpoint. A draft is published by
-// a rename to a name without [Suffix], by the ioctl that hbmfs publish makes, or when its framework has finished (finished.go).
+// Published checkpoints never change: package fs serves them, as a branch of the mount. Every other directory in the root is a draft, which this
+// package serves. On disk it is the hidden draft of package checkpoint, so that nobody else takes it for a checkpoint. A draft is published by a
+// rename to a name without [Suffix], by the ioctl that hbmfs publish makes, or when its framework has finished (finished.go).
 //
 // Some files that training frameworks keep in the root are written through the daemon, and may be replaced: see side.go.
 //
@@ -15,7 +15,7 @@
 // then takes a read lease of each file, which the kernel refuses while anybody can write it.
 //
 // The number of a node is the inode number of its file, with [outer] set: the next daemon finds all nodes again by a walk. The kernel asks
-// default_permissions before it asks us, and what is made or changed is done with the caller's own fsuid, fsgid and groups.
+// default_permissions before it asks us, and files are made and changed with the caller's own fsuid, fsgid and groups.
 //
 // With [Options.Containers] a draft ends with the container in which it was begun (package container), as when a pod dies that shares the volume
 // with others. Such a volume takes no drafts from a process that has it mounted read-only: control socket and ioctls pass by that option.

@@ -28,11 +28,12 @@ type mountedDraft struct {
 	book  *checkpoint.Draft
 	root  *node
 
-	// gate is held by changes for reading. Whoever changes state holds it for writing.
+	// gate is held by changes for reading. A change of state holds it for writing.
 	gate  sync.RWMutex
 	state stage
 
-	// names is held by whoever follows a path to a node for reading, and by whoever changes one, on the disk and in the books, for writing.
+	// names is held for reading while a path is followed to a node. It is held for writing while a name changes, on the disk and in the
+	// books.
 	names sync.RWMutex
 
 	changed atomic.Int64 // the last change, ns
@@ -212,7 +213,7 @@ func (v *Volume) over(d *mountedDraft) {
 	v.keep()
 }
 
-// publish publishes the draft under a name. After an error it is what it was.
+// publish publishes the draft under a name. After an error it is as before.
 func (d *mountedDraft) publish(ctx context.Context, name string) (err error) {
 	v, asked := d.v, time.Now()
 	if err := d.enter(open, sealing); err != nil {
@@ -285,7 +286,7 @@ func (d *mountedDraft) rename(ctx context.Context, name, shown string) error {
 	d.name, d.was = name, was
 	v.drafts[name] = d
 	delete(v.drafts, was)
-	v.keep() // whoever comes after a kill tries both
+	v.keep() // the next daemon after a kill tries both
 	v.mu.Unlock()
 	v.opt.Life.Settle(ctx)
 	err := d.book.Rename(ctx, name)
@@ -349,7 +350,7 @@ func (d *mountedDraft) drop() error {
 	return nil
 }
 
-// publishing is what hbmfs publish has begun.
+// publishing is the work that hbmfs publish has begun.
 type publishing struct {
 	cancel context.CancelFunc
 	over   chan struct{}

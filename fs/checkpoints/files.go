@@ -39,7 +39,7 @@ type opening struct {
 	taken bool   // at is the node's file now
 }
 
-// making tells whether the file was made for an open, by a descriptor that may do what its mode forbids.
+// making tells whether the file was made for an open, by a descriptor with rights that its mode forbids.
 type making uint8
 
 const (
@@ -152,7 +152,7 @@ func answer(out *fuse.OpenOut, fh uint64, backing int32) {
 	}
 }
 
-// idle closes what a file needs only while it is open. The caller has use.
+// idle closes descriptors that a file needs only while it is open. The caller has use.
 func (v *Volume) idle(n *node) {
 	if n.opens > 0 {
 		return
@@ -252,8 +252,8 @@ func (v *Volume) plainFile(fh uint64, n *node, flags uint32) (int, error) {
 	return fd, nil
 }
 
-// writable calls do with a descriptor by which this process may change the file of a node: that of an open file without passthrough, or one
-// of its own.
+// writable calls do with a descriptor by which this process may change the file of a node. It is that of an open file without passthrough,
+// or one of its own.
 func (n *node) writable(fh uint64, do func(fd int) error) error {
 	v := n.draft.v
 	v.mu.Lock()
@@ -298,7 +298,7 @@ func (n *node) set(in *fuse.SetAttrIn) error {
 		cut := func() error {
 			return n.writable(in.Fh, func(fd int) error { return unix.Ftruncate(fd, int64(size)) })
 		}
-		if in.Valid&fuse.FATTR_FH != 0 { // the descriptor is open for writing, whatever the mode says by now
+		if in.Valid&fuse.FATTR_FH != 0 { // the descriptor is open for writing, even if the mode has changed
 			err = cut()
 		} else {
 			err = asCaller(&in.InHeader, func() error { return unix.Truncate(procPath(at.fd), int64(size)) })

@@ -37,7 +37,7 @@ func megatrons(name string) bool {
 	return name == "release" || ok && len(digits) >= 7 && strings.Trim(digits, "0123456789") == ""
 }
 
-// word is what was said of a draft.
+// word is a program's statement about a draft.
 type word struct {
 	Metadata bool `json:",omitempty"` // torch's DCP has renamed .metadata
 	Latest   int  `json:",omitempty"` // the process that wrote DeepSpeed's latest
@@ -67,7 +67,7 @@ func (d *mountedDraft) rewritten() {
 	}
 }
 
-// tracked publishes what a tracker names that a process has written.
+// tracked publishes the draft that a tracker file of a process names.
 func (v *Volume) tracked(ctx context.Context, n *node, thread uint32) error {
 	text, err := os.ReadFile(procPath(n.file))
 	if err != nil {
@@ -101,7 +101,8 @@ func (v *Volume) draftNamed(name string) *mountedDraft {
 	return v.draftShown(strings.TrimSuffix(name, Suffix))
 }
 
-// goesOn publishes what a process has named in DeepSpeed's latest: it goes on, so all ranks have passed the barrier.
+// goesOn publishes the draft that a process has named in DeepSpeed's latest. The process goes on, so all ranks have
+// passed the barrier.
 func (v *Volume) goesOn(ctx context.Context, thread uint32) {
 	var named []*mountedDraft
 	v.mu.Lock()
@@ -190,7 +191,7 @@ func (d *mountedDraft) wrote(thread uint32) {
 	}
 }
 
-// Limits of what is known of a draft's writers: processes that are watched, and threads that are not asked for their process again.
+// Limits of the records of a draft's writers: processes that are watched, and threads that are not asked for their process again.
 const (
 	mostWriters = 256
 	mostThreads = 4096
@@ -232,7 +233,7 @@ func (d *mountedDraft) follow(w writer) {
 	})
 }
 
-// left notes that a writer has ended. After the last one the draft is what it is.
+// left notes that a writer has ended. After the last one the draft does not change.
 func (d *mountedDraft) left(w writer) {
 	v := d.v
 	v.mu.Lock()

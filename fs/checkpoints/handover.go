@@ -22,14 +22,14 @@ import (
 	"github.com/hbmfs/hbmfs/internal/volume/checkpoint"
 )
 
-// Names of what a holder keeps.
+// Names of descriptors that a holder keeps.
 const (
 	keptSource = "source"
 	keptDrafts = "drafts"
 	keptPins   = "pins"
 )
 
-// State is what the next daemon takes of the volume: a [handover.State].
+// State is the volume's state for the next daemon: a [handover.State].
 func (v *Volume) State() handover.State { return &volumeState{path: v.home.Path()} }
 
 // volumeState is the path of the directory. Its drafts change, so they are kept apart.
@@ -212,7 +212,7 @@ func (v *Volume) adoptFile(ino uint64) *node {
 	return n
 }
 
-// tidy removes what the daemon before was about to remove.
+// tidy finishes removals that the daemon before had begun.
 func (v *Volume) tidy() {
 	removed, err := v.home.Clean(context.Background())
 	for _, path := range removed {
@@ -299,7 +299,7 @@ func (v *Volume) adopt(k keptDraft) {
 	v.opt.Life.Drop(k.Lock)
 }
 
-// known is the count of lookups of a node that an earlier daemon may have told the kernel of: it is kept as long as its draft.
+// known is the count of lookups of a node that an earlier daemon may have told the kernel of. It is kept as long as its draft.
 const known = 1 << 40
 
 // find makes nodes of all that is in a draft.

@@ -60,7 +60,7 @@ func (n *node) takesNew(name string, isDir bool) error {
 	return n.draft.moreNodes()
 }
 
-// takesTree is takes for what is renamed from another directory, with all below it.
+// takesTree is takes for a rename from another directory, with all below it.
 func (n *node) takesTree(from *node, at int, old, name string, st *unix.Statx_t) (err error) {
 	below, isDir := 0, st.Mode&unix.S_IFMT == unix.S_IFDIR
 	if isDir && from != n {
@@ -214,7 +214,7 @@ func (v *Volume) createAt(in *node, at int, name string, req *fuse.CreateIn, o *
 	return v.known(in, name, st, o.made != found)
 }
 
-// unmask gives what was just made the bits that this process's umask took. The kernel has applied the caller's umask.
+// unmask gives a new file the bits that this process's umask took. The kernel has applied the caller's umask.
 func (v *Volume) unmask(at int, name string, mode uint32) error {
 	if mode&v.umask == 0 {
 		return nil
@@ -291,7 +291,7 @@ func (v *Volume) unlink(in *node, h *fuse.InHeader, name string, flags int) erro
 		return err
 	}
 	defer end()
-	if flags != 0 { // a directory, by whose path others may name what is in it
+	if flags != 0 { // a directory, by whose path others may name its files
 		in.draft.names.Lock()
 		defer in.draft.names.Unlock()
 	}

@@ -65,7 +65,7 @@ func (n *node) path() string {
 
 // beneath opens a path in a directory of a draft. No link is followed, and no other filesystem entered.
 func beneath(dir int, name string, flags uint64, mode uint64) (int, error) {
-	for tries := 0; ; tries++ { // EAGAIN: something was renamed meanwhile. It is also what a file says that another process has leased
+	for tries := 0; ; tries++ { // EAGAIN: something was renamed meanwhile. A file that another process has leased gives this error, too
 		const most = 100
 		fd, err := unix.Openat2(dir, name, &unix.OpenHow{
 			Flags: flags | unix.O_CLOEXEC | unix.O_NOFOLLOW, Mode: mode,
@@ -119,14 +119,14 @@ func (v *Volume) seen(in *node, name string, st *unix.Statx_t, made bool) *node 
 			told = n.lookups // the kernel forgets by number
 		}
 		n = &node{ino: st.Ino, draft: in.draft, isDir: st.Mode&unix.S_IFMT == unix.S_IFDIR, file: -1, generation: generation(st), lookups: told, mapped: !made}
-		v.put(n) // whoever has the older file open has its node
+		v.put(n) // openers of the older file have its node
 	}
 	n.parent, n.name, n.gone = in, name, false
 	n.lookups++
 	return n
 }
 
-// forget takes back what the kernel was told of a node.
+// forget takes back the kernel's references to a node.
 func (v *Volume) forget(id, count uint64) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -10,7 +10,7 @@ import (
 // mostPlaces is how many directories of drafts stay open after they were used. A program that writes many files makes most of them in one.
 const mostPlaces = 64
 
-// opened is a file or directory of a draft that is open, to name it or what is in it. It closes when its last user has ended.
+// opened is a file or directory of a draft that is open, to name it or its files. It closes when its last user has ended.
 type opened struct {
 	v     *Volume
 	fd    int
@@ -144,7 +144,7 @@ func (d *mountedDraft) top() (*opened, error) {
 	return d.dir, nil
 }
 
-// keepPlace keeps a directory open for the next one who names what is in it.
+// keepPlace keeps a directory open for the next one who names a file in it.
 func (v *Volume) keepPlace(n *node, p *opened) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -12,7 +12,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/mounts/mountpoint"
 )
 
-// router is the filesystem that the kernel talks to. What it does not answer is the inner mount's: checkpoints that are published, their
+// router is the filesystem that the kernel talks to. It leaves other requests to the inner mount: checkpoints that are published, their
 // views, the control socket.
 type router struct {
 	*fs.Mount
@@ -251,7 +251,7 @@ func (r *router) Rmdir(cancel <-chan struct{}, h *fuse.InHeader, name string) fu
 	return r.unlink(h, name, unix.AT_REMOVEDIR)
 }
 
-// frozen tells whoever looks into the status or the log what removes a published checkpoint: an errno cannot. One stray rm -r must not.
+// frozen names, in the status and the log, the command that removes a published checkpoint: an errno cannot. One stray rm -r must not.
 func (r *router) frozen(status fuse.Status) fuse.Status {
 	if status == fuse.EROFS {
 		r.v.refuse("rm in a published checkpoint: its files never change; hbmfs checkpoint rm %[1]s/NAME, or rmdir %[1]s/NAME, removes the whole checkpoint", r.Point())

@@ -93,7 +93,7 @@ func (r *router) Write(_ <-chan struct{}, in *fuse.WriteIn, data []byte) (uint32
 	if err == nil {
 		err = n.fits(in.Offset + uint64(len(data)))
 	}
-	if err == nil { // whoever has it open for writing keeps the draft from being published
+	if err == nil { // a process that has it open for writing keeps the draft from being published
 		fd, err = r.v.plainFile(in.Fh, n, in.Flags|unix.O_RDWR)
 	}
 	for err == nil && written < len(data) {

@@ -9,7 +9,8 @@ import (
 	"github.com/hbmfs/hbmfs/internal/volume/shares"
 )
 
-// room is what the drafts of all users may take. A user gets half of each, and less where others have some.
+// room is the space that the drafts of all users may take. A user gets half of each, and less where others
+// have some.
 type room struct {
 	drafts *shares.Shares
 	files  *shares.Shares // that are open: the daemon has a descriptor of each
@@ -49,7 +50,7 @@ func (d *mountedDraft) moreNodes() error {
 	return unix.EDQUOT
 }
 
-// Limits of what a volume keeps.
+// Limits of a volume's records.
 const (
 	mostDrafts  = 512
 	perDraft    = 8    // descriptors
@@ -67,11 +68,12 @@ const (
 	mostBytes  = 1 << 30
 )
 
-// roomy refuses a draft where the disk is full: it would fail in its middle. What is published is never removed to make room for it.
+// roomy refuses a draft where the disk is full: it would fail in its middle. Published checkpoints are never removed to make room
+// for it.
 func (v *Volume) roomy() error {
 	var disk unix.Statfs_t
 	if err := unix.Fstatfs(int(v.self.Fd()), &disk); err != nil {
-		return nil //nolint:nilerr // making the draft will say what is wrong
+		return nil //nolint:nilerr // making the draft will report the error
 	}
 	free, all := int64(disk.Bavail)*disk.Frsize, int64(disk.Blocks)*disk.Frsize
 	if free >= min(mostBytes, max(leastBytes, int64(leastFree*float64(all)))) {

@@ -147,7 +147,7 @@ func (v *Volume) renameTop(ctx context.Context, req *fuse.RenameIn, old, name st
 	return d.rename(ctx, base, name)
 }
 
-// rootNames lists the root: what is published, the drafts, and the side files.
+// rootNames lists the root: published checkpoints, the drafts, and the side files.
 func (v *Volume) rootNames() ([]fuse.DirEntry, error) {
 	names, _, err := v.home.Names()
 	if err != nil {

@@ -99,7 +99,7 @@ func (v *Volume) removeSide(h *fuse.InHeader, name string) error {
 	return v.unlink(v.side.root, h, name, 0)
 }
 
-// fits refuses what would make a side file too large.
+// fits refuses a write that would make a side file too large.
 func (n *node) fits(size uint64) error {
 	if n.draft == nil || n.draft != n.draft.v.side || size <= sideMost {
 		return nil

@@ -78,8 +78,8 @@ type Volume struct {
 
 var _ fs.Top = (*Volume)(nil)
 
-// Open opens a directory of checkpoints, or goes on with what an earlier daemon has left of its drafts. Otherwise drafts that nobody works on are
-// removed: their writers are gone with the mount that they wrote through.
+// Open opens a directory of checkpoints, or goes on with an earlier daemon's drafts. Otherwise drafts that nobody works on are removed: their
+// writers are gone with the mount that they wrote through.
 func Open(ctx context.Context, dir string, opt Options) (v *Volume, err error) {
 	v = &Volume{
 		opt: opt, drafts: map[string]*mountedDraft{}, nodes: map[uint64]*node{}, listings: map[uint64][]fuse.DirEntry{}, handles: map[uint64]*node{}, plain: map[uint64]int{}, infos: map[string]info{},
@@ -135,7 +135,7 @@ func (v *Volume) serveFast() (err error) {
 // Fast is the server of drafts that are written past the kernel, for the control channel.
 func (v *Volume) Fast() *drafts.Server { return v.fast }
 
-// look finds what is in the directory and no checkpoint.
+// look finds entries of the directory that are no checkpoints.
 func (v *Volume) look() (err error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(v.self.Fd()), &st); err != nil {
@@ -194,7 +194,7 @@ func (v *Volume) Close() error {
 	return errors.Join(errs...)
 }
 
-// End removes the drafts, when the mount is over. What cannot be removed goes at the next mount.
+// End removes the drafts, when the mount is over. The next mount removes the rest.
 func (v *Volume) End() {
 	v.containers.end()
 	v.mu.Lock()
@@ -250,7 +250,7 @@ func (v *Volume) draftShown(name string) *mountedDraft {
 	return nil
 }
 
-// Remove removes a published checkpoint, whoever owns it: one that is somewhere else by now.
+// Remove removes a published checkpoint of any owner: one that is somewhere else by now.
 func (v *Volume) Remove(ctx context.Context, name string) error {
 	return v.home.Remove(ctx, name, func() {
 		if v.inner != nil {

@@ -35,7 +35,7 @@ func (e *lostError) Error() string {
 }
 func (e *lostError) Unwrap() error { return e.errno }
 
-// lose remembers what a sync of a file said, and returns it.
+// lose remembers a file's sync error, and returns it.
 func (n *node) lose(err error) error {
 	var errno unix.Errno
 	if !errors.As(err, &errno) || n.draft == n.draft.v.side {
@@ -54,7 +54,7 @@ func (n *node) lose(err error) error {
 	return &lostError{n.name, errno}
 }
 
-// isLost returns what a sync of the file said earlier.
+// isLost returns the error of an earlier sync of the file.
 func (d *mountedDraft) isLost(ino, generation uint64, name string) error {
 	d.v.mu.Lock()
 	defer d.v.mu.Unlock()
@@ -156,7 +156,7 @@ func (d *mountedDraft) syncFile(name string, f *os.File) error {
 	return nil
 }
 
-// settle makes sure that a write-back error of a file that nobody has open any more is heard of: the descriptor stays, or the file is
+// settle makes sure that a write-back error of a file that nobody has open any more is heard of. The descriptor stays, or the file is
 // synced. The caller has use.
 func (v *Volume) settle(n *node) {
 	v.mu.Lock()

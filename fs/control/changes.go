@@ -16,13 +16,13 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// changes is what readers past FUSE are told of changes at the source: a list, and a counter that they map. Objects that have no number are not watched: no
-// reader has them. The list has each object once, so it is no longer than that of the numbers.
+// changes has the changes at the source for readers past FUSE: a list, and a counter that they map. Objects that have no number are not watched: no reader
+// has them. The list has each object once, so it is no longer than that of the numbers.
 type changes struct {
 	file    *os.File // of the counter; nil where it could not be made
 	counter *control.Counter
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	watching int        // connections that have asked for the counter
 	watch    *cache.Watch
 	list     []cache.Change
@@ -50,7 +50,7 @@ func (c *changes) open(before *os.File) (err error) {
 	return nil
 }
 
-// openChanges makes ready to tell of changes, where the source is no checkpoint volume: what was published there does not change.
+// openChanges makes ready to tell of changes, where the source is no checkpoint volume: published files do not change.
 func (s *Server) openChanges(before *os.File) {
 	if s.opt.Drafts != nil {
 		return
@@ -140,7 +140,7 @@ func (c *changes) end() {
 	watch.Close() // it may be in found
 }
 
-// found takes what a turn of the watch has found.
+// found takes the changes of one turn of the watch.
 func (c *changes) found(list []cache.Change, looked int64) {
 	c.enter(list)
 	c.mu.Lock()
@@ -149,7 +149,7 @@ func (c *changes) found(list []cache.Change, looked int64) {
 	c.counter.Looked.Store(looked)
 }
 
-// suspect compares an object that could not be opened as the version that was listed, so that its reader can ask at once what it has become.
+// suspect compares an object that could not be opened as the version that was listed, so that its reader can ask for its change at once.
 func (c *changes) suspect(o *layout.Object) {
 	c.mu.Lock()
 	watched, looked := c.watch != nil, c.looked
@@ -190,7 +190,7 @@ func (c *changes) from(first uint64, most int) (list []cache.Change, more bool) 
 	return list, more
 }
 
-// tellChanges logs what has changed.
+// tellChanges logs changes.
 func (s *Server) tellChanges(list []cache.Change) {
 	first := list[0]
 	s.opt.Log.Warn("files of the source have changed: readers get errors for them", "files", len(list), "first", first.Object.Name, "how", control.ChangeKind(first.Kind).String())

@@ -9,11 +9,11 @@ import (
 // Names of the files that a holder keeps for the server.
 const (
 	keptControl = "control" // the listening socket
-	keptPlans   = "plans"   // what readers said that they will read
+	keptPlans   = "plans"   // announcements of readers
 	keptChanges = "changes" // the counter of changes at the source
 )
 
-// Begin makes what the next daemon takes over while this one lives.
+// Begin makes the descriptors that the next daemon takes over while this one lives.
 func (s *Server) Begin() (err error) {
 	s.openChanges(nil)
 	if s.opt.Life != nil && s.opt.Cache != nil {
@@ -22,7 +22,7 @@ func (s *Server) Begin() (err error) {
 	return err
 }
 
-// Keep gives the holder what Begin has made, and the socket.
+// Keep gives the holder Begin's descriptors, and the socket.
 func (s *Server) Keep() (err error) {
 	if s.plans != nil {
 		err = s.opt.Life.Keep(keptPlans, s.plans.file)
@@ -36,7 +36,7 @@ func (s *Server) Keep() (err error) {
 	return err
 }
 
-// TakeOver takes what the daemon before has left, once that is gone.
+// TakeOver takes the state of the daemon before, once that is gone.
 func (s *Server) TakeOver() {
 	s.openChanges(s.opt.Life.Took(keptChanges))
 	s.bound.Store(s.opt.Life.Has(keptControl))

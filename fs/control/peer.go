@@ -123,7 +123,7 @@ func (p *process) forget() {
 	}
 }
 
-// passesAll reports whether the kernel lets the process read every file, whatever its permissions say.
+// passesAll reports whether the kernel lets the process read every file in spite of its permissions.
 func (p *process) passesAll() bool {
 	if p == nil {
 		return false
@@ -135,7 +135,7 @@ func (p *process) passesAll() bool {
 }
 
 // ask looks in an order in which no change helps the process. A process may enter a user namespace of its own, with all
-// capabilities there, but never come back: so ask looks at the namespace after them. Another process may get the number of
+// capabilities there, but never come back. So ask looks at the namespace after them. Another process may get the number of
 // one that has ended: so ask looks last whether it lives.
 func (p *process) ask() bool {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3, Pid: int32(p.pid)}

@@ -15,8 +15,8 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// What readers said by PREFETCH, and have not read yet, is saved a few times a second while there is anything. So the next daemon goes on
-// fetching it. Plans of connections end with them.
+// Ranges that readers announced by PREFETCH and have not read yet are saved a few times a second. So the next daemon goes on fetching it.
+// Plans of connections end with them.
 
 const (
 	plansOften = 300 * time.Millisecond // between two saves
@@ -129,7 +129,7 @@ func (s *Server) recordPlan(w *varint.Writer, reader any, runs []layout.Run) {
 	w.B = append(w.B, p.B...)
 }
 
-// GoOnWithPlans plans again what an earlier daemon has saved, of files that are open.
+// GoOnWithPlans plans again the ranges that an earlier daemon has saved, for files that are open.
 func (s *Server) GoOnWithPlans(open func() map[int]bool) {
 	f := s.opt.Life.Took(keptPlans)
 	if f == nil || s.opt.Cache == nil {

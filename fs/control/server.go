@@ -19,10 +19,10 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// Mount is what the server asks of the mount.
+// Mount has the calls of the server to the mount.
 type Mount interface {
-	// Find finds a file that a user may read, by the rules that the kernel applies to a path from the root of the mount: every directory must
-	// let the user pass. Symbolic links are not followed (ELOOP).
+	// Find finds a file that a user may read, by the kernel's rules for a path from the root of the mount. Every directory must let the user
+	// pass. Symbolic links are not followed (ELOOP).
 	Find(ctx context.Context, path string, by User) (f File, number int, err error)
 	// ReadOnly returns nil if descriptors come through a read-only mount, or why they do not.
 	ReadOnly() error
@@ -52,7 +52,7 @@ type User interface {
 	May(uid, gid uint32, perm, rights uint16) bool
 }
 
-// Cache fetches what readers announce of a remote source.
+// Cache fetches announced ranges of a remote source.
 type Cache interface {
 	// Plan adds runs to the plan of a reader, any comparable value. It reports whether there was room.
 	Plan(reader any, runs []layout.Run) bool
@@ -62,7 +62,7 @@ type Cache interface {
 	Planned(each func(reader any, runs []layout.Run))
 }
 
-// Options say what a server serves.
+// Options describe a server.
 type Options struct {
 	Mount   Mount
 	Point   string
@@ -75,7 +75,8 @@ type Options struct {
 	Log     *slog.Logger
 	Trace   *trace.Tracer
 
-	// MayWrite refuses a process that may not change a KV volume, whatever the modes of namespaces say; nil: the modes alone decide.
+	// MayWrite refuses a process that may not change a KV volume, even if the modes of namespaces allow it. If it is nil, the modes
+	// alone decide.
 	MayWrite func(pid int) error
 }
 

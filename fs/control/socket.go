@@ -51,8 +51,8 @@ func (s *Server) listen(ctx context.Context) (device string, err error) {
 }
 
 // sealReadOnly makes the superblock of the mount read-only, once the socket is made in it. Otherwise the kernel would
-// forget the access time at each passthrough read and ask for it at the next stat: 48 µs instead of 4 for both. It needs
-// root.
+// forget the access time at each passthrough read and ask for it at the next stat. Both would take 48 µs instead of 4.
+// It needs root.
 func sealReadOnly(point string) error {
 	fd, err := unix.Fspick(unix.AT_FDCWD, point, unix.FSPICK_CLOEXEC|unix.FSPICK_NO_AUTOMOUNT)
 	if err != nil {
@@ -103,7 +103,7 @@ func (s *Server) bindByClone(ctx context.Context, socket *os.File) error {
 		return fmt.Errorf("cloning the mount for it needs CAP_SYS_ADMIN and Linux 5.12: %w", err)
 	}
 	tree := os.NewFile(uintptr(fd), s.opt.Point)
-	defer func() { _ = tree.Close() }() // the socket keeps what it needs
+	defer func() { _ = tree.Close() }() // the socket keeps its own references
 	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Propagation: unix.MS_PRIVATE}); err != nil {
 		return fmt.Errorf("make the clone of the mount private: %w", err)
 	}
@@ -120,7 +120,7 @@ func bindIn(at int, path string, fd int) error {
 	if err != nil {
 		return fmt.Errorf("open %s: %w", path, err)
 	}
-	defer func() { _ = unix.Close(dir) }() // the socket keeps what it needs
+	defer func() { _ = unix.Close(dir) }() // the socket keeps its own references
 	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: fmt.Sprintf("/proc/self/fd/%d/%s", dir, mountpoint.SocketName)}); err != nil {
 		return fmt.Errorf("bind %s: %w", mountpoint.SocketName, err)
 	}
@@ -185,7 +185,7 @@ func (s *Server) Binds() bool {
 const settle = 20 * time.Millisecond
 
 // untilUnmounted returns when no mount of the device is left in this mount namespace, or ctx ends. Mounts in other
-// namespaces and open files keep the filesystem, but not its socket: a bound socket, or a connection through it, would keep
+// namespaces and open files keep the filesystem, but not its socket. A bound socket, or a connection through it, would keep
 // the daemon forever.
 func untilUnmounted(ctx context.Context, device string) error {
 	// Not an os.File: Go would poll it, too, and the kernel tells each change to one poller only.

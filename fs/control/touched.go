@@ -12,7 +12,7 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// recorder is a cache that knows what was read, and brings what others have read.
+// recorder is a cache that records reads, and brings segments that others have read.
 type recorder interface {
 	Touched() *store.Record
 	Record() (r *store.Record, end func())

@@ -66,7 +66,7 @@ func (s *session) mayChange(payload []byte) error {
 	opt := &s.server.opt
 	m, err := control.ParseKVOpen(payload)
 	if err != nil || opt.MayWrite == nil {
-		return nil //nolint:nilerr // the session says what is wrong with it
+		return nil //nolint:nilerr // the session reports the error
 	}
 	isNew := !slices.ContainsFunc(opt.KV.Entries(), func(e kv.Entry) bool { return e.Name == m.Name })
 	if m.Flags&control.KVWrite == 0 && (m.Flags&control.KVCreate == 0 || !isNew) {

@@ -1,5 +1,5 @@
-// Package namespaces is what the mount of a KV volume shows: each namespace is an empty file in the root, whose owner and mode say who may read and write its
-// blocks, and whose st_blocks say what it takes of the disk. Blocks themselves never pass the mount: the control channel has them (internal/volume/kv).
+// Package namespaces shows a KV volume as files: each namespace is an empty file in the root. Its owner and mode say who may read and write its blocks, and
+// its st_blocks are its use of the disk. Blocks themselves never pass the mount: the control channel has them (internal/volume/kv).
 //
 //	v := namespaces.New(store)
 //	m, err := fs.New(ctx, point, v.Listing(), fs.Options{KV: store, Around: v.Around, MayWrite: v.MayWrite, ...})
@@ -52,7 +52,7 @@ func (v *View) Around(inner *fs.Mount) fuse.RawFileSystem {
 	return &router{inner, v.store}
 }
 
-// MayWrite refuses a process that has the volume mounted read-only, as a pod has it with readOnly: the kernel lets it reach the control
+// MayWrite refuses a process that has the volume mounted read-only, as a pod has it with readOnly. The kernel lets it reach the control
 // socket all the same. Of a process in a PID namespace that cannot be seen from here, 0, nobody can tell.
 func (v *View) MayWrite(pid int) error {
 	if pid == 0 {
@@ -214,7 +214,7 @@ func (r *router) list(in *fuse.ReadIn, add func(fuse.DirEntry, *kv.Entry) bool) 
 	return fuse.OK
 }
 
-// StatFs says how large the disk tier is, and what of it no namespace has.
+// StatFs gives the size of the disk tier, and the part that no namespace has.
 func (r *router) StatFs(_ <-chan struct{}, _ *fuse.InHeader, out *fuse.StatfsOut) fuse.Status {
 	const block = 4096
 	_, limit := r.store.Limits()

@@ -71,7 +71,7 @@ func segmentAt(k Segmented, o *layout.Object, off int64) (file *layout.Object, a
 // WorthFetching is the largest gap between pieces, bytes, that is fetched with them: a request of its own costs as much.
 const WorthFetching = 1 << 20
 
-// Touched has the cache note what a reader reads of a file.
+// Touched has the cache note a reader's ranges of a file.
 func Touched(body *layout.Body, off, n int64) {
 	var last layout.Extent
 	note := func() {

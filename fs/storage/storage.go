@@ -36,7 +36,7 @@ type Local interface {
 	OpenForOthers(o *layout.Object) (fd int, err error)
 	// Borrow returns a descriptor of o, checked to be the listed version, until done is called.
 	Borrow(ctx context.Context, o *layout.Object) (fd int, done func(), err error)
-	// StillGrants returns an error if an open file of o no longer grants what was listed.
+	// StillGrants returns an error if an open file of o no longer has the listed permissions.
 	StillGrants(o *layout.Object, fd int) error
 }
 
@@ -62,8 +62,8 @@ type Segment interface {
 	Hold(file *layout.Object) (release func())
 }
 
-// StillGrants checks that an open file still grants a user what the mount shows, and closes it otherwise. For the daemon's
-// own user the kernel has checked that at open.
+// StillGrants checks that an open file still grants a user the rights that the mount shows, and closes it otherwise. For
+// the daemon's own user the kernel has checked that at open.
 func StillGrants(uid uint32, o *layout.Object, fd int) (int, error) {
 	s := Of(o)
 	if s.Local == nil || uid == uint32(os.Geteuid()) {

@@ -17,13 +17,13 @@ type Checkpoints struct {
 	On         bool
 	Containers bool // drafts end with the container in which they were begun, and not with the mount
 
-	Drain    string // where to what is published is copied, s3://BUCKET/RUN
+	Drain    string // where published checkpoints are copied to, s3://BUCKET/RUN
 	Keep     int    // checkpoints that stay on the disk; 0 for all
 	Rate     int64  // of the drain, as [drain.Options] has it
 	TakeOver bool   // the place belonged to another directory, which is gone
 }
 
-// check refuses what a volume of checkpoints cannot be made of, and flags that are of no use without one.
+// check refuses sources that cannot be a volume of checkpoints, and flags that need one.
 func (c *Checkpoints) check(m *Mount) error {
 	switch {
 	case c.Drain == "" && (c.Keep != 0 || c.Rate != drain.Auto || c.TakeOver):
@@ -73,7 +73,8 @@ func (m *Mount) openCheckpoints(ctx context.Context, opt *fs.Options) (*source, 
 	}, nil
 }
 
-// openDrain makes what copies checkpoints to the destination, nil where nothing does. Nothing is asked of the destination yet.
+// openDrain makes the drain that copies checkpoints to the destination, nil without one. Nothing is asked of the destination
+// yet.
 func (m *Mount) openDrain(opt drain.Options) (*drain.Drain, error) {
 	c := &m.Checkpoints
 	if c.Drain == "" {

@@ -19,7 +19,7 @@ import (
 type KV struct {
 	On           bool
 	Size, Memory size.Amount // bytes of the disk, and of memory before it
-	DiskIO       string      // direct, buffered, or "" for what suits Memory
+	DiskIO       string      // direct, buffered, or "" for the one that suits Memory
 }
 
 // The values of DiskIO.
@@ -43,7 +43,7 @@ func (k *KV) buffered() string {
 // leastSize is the least that Size may be.
 const leastSize = 1 << 20
 
-// check refuses what a KV volume cannot be made of.
+// check refuses a source that cannot be a KV volume.
 func (k *KV) check(m *Mount) error {
 	switch {
 	case !k.On:

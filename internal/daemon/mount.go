@@ -60,6 +60,7 @@ func (m *Mount) Run(ctx context.Context) error {
 		}
 		m.places = places{Source: m.Source, Point: m.Point, Log: m.LogFile, CacheDir: m.Dataset.CacheDir}
 		err = errors.Join(err, m.places.absolute())
+		m.LogFile = m.places.Log // the status names it to programs with other working directories
 	}
 	if err != nil {
 		return m.failed(life, &ready.Report{}, err)
@@ -93,7 +94,7 @@ func (m *Mount) failed(life *handover.Life, report *ready.Report, err error) err
 	return err
 }
 
-// check refuses what nothing can be made of, and makes sure that something can be mounted on the mount point.
+// check refuses arguments that fit nothing, and makes sure that something can be mounted on the mount point.
 func (m *Mount) check(ctx context.Context) error {
 	if err := m.checkPoint(ctx); err != nil {
 		return err
@@ -158,8 +159,8 @@ func (m *Mount) clearDead(ctx context.Context, place *mountpoint.Location) error
 	return nil
 }
 
-// checkVolume refuses a source and flags that are of no use for a volume that programs write to. what names what is written, and owners says why
-// files have theirs.
+// checkVolume refuses a source and flags that are of no use for a volume that programs write to. The text `what` names the written data,
+// and owners says why files have their owners.
 func (m *Mount) checkVolume(volume, what, owners string) error {
 	if cli.IsRemote(m.Source) {
 		return cli.Mistakef("%s: %s is an address, and %s written to a local disk: name a directory", volume, m.Source, what)

@@ -132,7 +132,8 @@ func (p *places) makePoint() error {
 	return err
 }
 
-// removePoint takes away, after the mount, what makePoint has made, if nobody has put anything there since.
+// removePoint removes, after the mount, the directory that makePoint has made, if nobody has put anything
+// there since.
 func (p *places) removePoint() {
 	var st unix.Stat_t
 	if err := unix.Lstat(p.Point, &st); err == nil && p.Inode != 0 && st.Ino == p.Inode && st.Dev == p.Device {

@@ -107,7 +107,7 @@ func (m *Mount) begin(ctx context.Context, from *source, opt fs.Options) (*fs.Mo
 	return mount, err
 }
 
-// awaitTurn has a spare wait before it opens a cache: two daemons of one mount would each evict what the other keeps.
+// awaitTurn has a spare wait before it opens a cache: two daemons of one mount would each evict the other's segments.
 func (m *Mount) awaitTurn(ctx context.Context, life *handover.Life) error {
 	if !life.Spare() || m.Dataset.CacheDir == "" {
 		return nil

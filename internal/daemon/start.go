@@ -150,8 +150,8 @@ func (s *start) keepWords(said []byte) error {
 	return err
 }
 
-// noteTime is how long the command stays after the mount is ready, to show what the daemon finds wrong. Small datasets need
-// milliseconds. What the daemon finds later is in its log and in the status.
+// noteTime is how long the command stays after the mount is ready, to show problems that the daemon finds. Small datasets
+// need milliseconds. Later findings of the daemon are in its log and in the status.
 const noteTime = 120 * time.Millisecond
 
 // showNote shows a note of the daemon.
@@ -159,14 +159,14 @@ func (s *start) showNote(text string) {
 	fmt.Fprintf(s.Stderr, "hbmfs: %s\n", cli.Printable(text))
 }
 
-// hearNotes shows what the daemon finds wrong with a mount that is ready, within noteTime.
+// hearNotes shows problems that the daemon finds in a ready mount, within noteTime.
 func (s *start) hearNotes(ctx context.Context, read *os.File, from *bufio.Reader) {
 	_ = read.SetReadDeadline(time.Now().Add(noteTime + aside.Grace)) // a pipe has deadlines
 	defer context.AfterFunc(ctx, func() { _ = read.SetReadDeadline(time.Unix(1, 0)) })()
 	_, _, _ = ready.Listen(from, s.showNote) // there is none after "ready", but the end
 }
 
-// tellNotes reports what the daemon finds wrong with a mount that is ready, within noteTime.
+// tellNotes reports problems that the daemon finds in a ready mount, within noteTime.
 func tellNotes(ctx context.Context, m *fs.Mount, report *ready.Report) {
 	soon := time.NewTimer(noteTime)
 	defer soon.Stop()
@@ -185,7 +185,7 @@ func tellNotes(ctx context.Context, m *fs.Mount, report *ready.Report) {
 	}
 }
 
-// stayBehind makes the daemon independent of the command that started it. A panic, and whatever else goes to standard error
+// stayBehind makes the daemon independent of the command that started it. A panic, and all else that goes to standard error
 // from now on, is in the log.
 func stayBehind(out io.Writer) error {
 	log, ok := out.(*os.File)

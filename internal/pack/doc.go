@@ -1,5 +1,5 @@
 // Package pack writes datasets. It reads text, JSONL or tokenized datasets, and writes shards in a format that loaders
-// expect, with a manifest of sizes, counts and checksums beside them.
+// expect. A manifest beside them has sizes, counts and checksums.
 //
 // The use is one call:
 //
@@ -10,9 +10,9 @@
 // the borders of batches change the bytes. Memory is bounded by the lanes, the workers and the longest document; no
 // writer holds a shard.
 //
-// A run that takes long saves its state now and then: a position between two documents, and how long each file was, after
-// it was synced. The next run with the same options and sources cuts the files to that and goes on. [Options.Part] writes
-// one share of the documents as a dataset of its own, and [Join] makes the output of a single run of all shares.
+// A run that takes long saves its state now and then. The state is a position between two documents, and the length of
+// each synced file. The next run with the same options and sources cuts the files to that and goes on. [Options.Part]
+// writes one share of the documents as a dataset of its own, and [Join] makes the output of a single run of all shares.
 //
 // Every file is written under a temporary name in the output directory, checksummed and fsynced. The files get their
 // names when all are complete, the manifest last. An error or a cancelled context therefore leaves nothing behind, or the state. A

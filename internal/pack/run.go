@@ -37,9 +37,9 @@ type Options struct {
 
 	Tokenizer string // for tokenizer.Open; default gpt2; refused with tokens
 	EOT       string // auto, none, a token or its name; auto is the tokenizer's own for text, none for tokens
-	BOS       string // the same, of what begins a document; default none
-	// AddSpecial puts around each document what the tokenizer.json adds to a text (its post_processor). EOT is none then, where it is
-	// auto, and BOS is refused.
+	BOS       string // the token that begins a document; default none
+	// AddSpecial puts around each document the tokens that the tokenizer.json adds to a text (its post_processor). EOT is none then,
+	// where it is auto, and BOS is refused.
 	AddSpecial bool
 	// SpecialText makes the names of special tokens in a text these tokens. Else they are ordinary text.
 	SpecialText bool
@@ -105,7 +105,7 @@ func (r *Result) leave(l LeftOut) {
 	r.LeftOut = append(r.LeftOut, l)
 }
 
-// add counts what another part left out.
+// add counts the documents that another part left out.
 func (r *Result) add(part Result) {
 	r.Empty += part.Empty
 	r.Repaired += part.Repaired
@@ -114,8 +114,8 @@ func (r *Result) add(part Result) {
 	}
 }
 
-// Run packs o.Sources into o.Out. Options that are wrong, or do not go together or with the sources, are a [cli.Mistake]. On an error, which includes ctx's, o.Out is left as it was; where that cannot be
-// done the error says so, and names what remains. After a kill the next run with Force leaves it so before it begins.
+// Run packs o.Sources into o.Out. Options that are wrong, or do not go together or with the sources, are a [cli.Mistake]. On an error, which includes ctx's, o.Out is left as it was. Where that cannot be
+// done the error says so, and names the remaining files. After a kill the next run with Force leaves it so before it begins.
 //
 // A run that took longer than SaveEvery leaves its state instead, with the files that are not complete. The next run of
 // the same options goes on there, and the bytes are those of a run that nobody stopped.
@@ -274,7 +274,7 @@ func newPlan(o *Options, in *input) (*plan, error) {
 	return p, p.setSizes()
 }
 
-// setAround decides what goes before and after each document.
+// setAround decides the tokens before and after each document.
 func (p *plan) setAround() (err error) {
 	bos, eot := p.BOS, p.EOT
 	if bos == "" {
@@ -300,7 +300,7 @@ func (p *plan) setAround() (err error) {
 	return err
 }
 
-// boundary returns the tokens that a flag asks for: none or one. own is what the tokenizer has.
+// boundary returns the tokens that a flag asks for: none or one. own is the tokenizer's own token.
 func (p *plan) boundary(flag, asked string, own func(*tokenizer.Tokenizer) (uint32, error)) ([]uint32, error) {
 	switch asked {
 	case "", "auto":

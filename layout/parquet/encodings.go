@@ -10,7 +10,7 @@ const maxDeltas = 1 << 25
 
 var errDelta = fmt.Errorf("%w: the delta encoding of a page", ErrBroken)
 
-// deltas decodes up to n integers of DELTA_BINARY_PACKED, and returns what follows them.
+// deltas decodes up to n integers of DELTA_BINARY_PACKED, and returns the rest.
 func deltas(body []byte, n int64) ([]int64, []byte, error) {
 	next := func() uint64 {
 		v, k := binary.Uvarint(body)
@@ -46,7 +46,7 @@ func deltas(body []byte, n int64) ([]int64, []byte, error) {
 		body = body[minis:]
 		for _, w := range widths {
 			if uint64(len(out)) >= total {
-				break // writers leave out what is not needed
+				break // writers leave out bit widths that are not needed
 			}
 			size := int(block / minis * uint64(w) / 8)
 			if w > 64 || size > len(body) {

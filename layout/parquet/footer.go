@@ -1,9 +1,9 @@
-// Package parquet reads columns of texts and of token lists out of Parquet files: their footers, their pages, and
-// values in the encodings that writers use. Source of all numbers: apache/parquet-format, parquet.thrift, Encodings.md.
+// Package parquet reads columns of texts and of token lists out of Parquet files. It reads footers, pages, and values
+// in the encodings that writers use. Source of all numbers: apache/parquet-format, parquet.thrift, Encodings.md.
 //
 // It is written for files that nobody vouches for. No count or size is used before it was compared with the bytes that
-// are there, and a page of more than [MaxPage] bytes is refused. The known libraries believe the counts in a footer:
-// one kilobyte makes them ask for a terabyte.
+// are there. A page of more than [MaxPage] bytes is refused. The known libraries believe the counts in a footer: one
+// kilobyte makes them ask for a terabyte.
 package parquet
 
 import (
@@ -210,7 +210,7 @@ func (f *File) check() error {
 			}
 			g.Start = min(g.Start, c.start)
 		}
-		if g.Rows > 0 && g.Start == f.size { // nothing says where it lies, and whoever reads the file learns why
+		if g.Rows > 0 && g.Start == f.size { // nothing says where it lies, and a reader of the file learns why
 			g.Start = int64(len(Magic))
 		}
 		if g.Rows < 0 || rows > most-g.Rows {
@@ -331,7 +331,7 @@ func readHistogram(t *thrift, kind byte) (defs []int64) {
 	return defs
 }
 
-// walk makes columns of n subtrees at the start of tree, and returns what follows them.
+// walk makes columns of n subtrees at the start of tree, and returns the rest.
 func (f *File) walk(tree []element, n int64, path []string, above Column) ([]element, error) {
 	for ; n > 0; n-- {
 		if len(tree) == 0 || len(path) > maxThriftDepth {
@@ -363,7 +363,7 @@ func (f *File) walk(tree []element, n int64, path []string, above Column) ([]ele
 	return tree, nil
 }
 
-// describe says what a leaf holds. A binary column without an annotation may hold text: older writers give none.
+// describe names a leaf's type. A binary column without an annotation may hold text: older writers give none.
 func (c *Column) describe(e element) {
 	const utf8, json, enum, jsonType, stringType, enumType = 0, 19, 4, 12, 1, 4
 	switch c.physical {
@@ -395,7 +395,8 @@ func (c *Column) describe(e element) {
 	}
 }
 
-// integer says what integers a leaf holds: those of the physical type, or narrower ones that an annotation promises.
+// integer gives the integer type of a leaf: that of the physical type, or a narrower one that an annotation
+// promises.
 func (c *Column) integer(e element) {
 	const unsigned8, signed8, signed64 = 11, 15, 18 // converted types: in each kind 8, 16, 32 and 64 bits
 	c.bits = 32
@@ -419,8 +420,8 @@ func (c *Column) integer(e element) {
 	}
 }
 
-// Find returns the index of the column that people call name: its path with dots, or the list of that name. why says
-// what is wrong with the name.
+// Find returns the index of the column that people call name: its path with dots, or the list of that name. why
+// names the mistake in the name.
 func (f *File) Find(name string) (index int, why string) {
 	var below, all []string
 	for i := range f.Columns {

@@ -122,13 +122,13 @@ func (c *TokenColumn) Readable() error {
 	return nil
 }
 
-// values returns what decodes pages of a group.
+// values returns the decoder of a group's pages.
 func (c *TokenColumn) values(group int) *values {
 	chunk := &c.Groups[group].chunk
 	return &values{pages: &pages{column: &c.column, chunk: chunk}, max: chunk.values}
 }
 
-// Pages finds the data pages of a row group and counts what is in them. It reads no more than headers and levels where
+// Pages finds the data pages of a row group and counts their values. It reads no more than headers and levels where
 // these are not compressed.
 func (c *TokenColumn) Pages(ctx context.Context, r io.ReaderAt, group int) ([]Page, error) {
 	g := &c.Groups[group]
@@ -199,7 +199,7 @@ func (p *pages) headerAt(r io.ReaderAt, at, end int64) (*pageHeader, int64, erro
 	}
 }
 
-// measure counts what is in a page, once there is room for it.
+// measure counts a page's values, once there is room for it.
 func (c *TokenColumn) measure(ctx context.Context, v *values, r io.ReaderAt, h *pageHeader, p *Page, header int64) error {
 	if need := h.stored + h.plain; c.Hold != nil && need > largePage {
 		release, err := c.Hold(ctx, need)

@@ -59,7 +59,7 @@ func (f *File) Values(ctx context.Context, group, column int, yield func(Value) 
 	return nil
 }
 
-// values is what lasts from page to page.
+// values is the state that lasts from page to page.
 type values struct {
 	*pages
 	max, seen, rows int64

@@ -7,9 +7,9 @@
 // begin and end count from the end of the header. The tensors cover everything behind it, without holes or overlap. Source:
 // huggingface/safetensors, safetensors/src/tensor.rs (version 0.8.0).
 //
-// This package accepts what that one accepts, but for four things that no writer produces: a name or key that is there twice, since
-// readers differ in which one they take; an entry in the form of a list; more than 2^20 tensors; a dimension of 2^63 or more. Callers decide about
-// types that the format does not have ([Header.Known]).
+// This package accepts the same files, except for four things that no writer produces. These are a name or key that is there twice, since readers
+// differ in which one they take, and an entry in the form of a list. More than 2^20 tensors and a dimension of 2^63 or more are refused, too.
+// Callers decide about types that the format does not have ([Header.Known]).
 package safetensors
 
 import (
@@ -32,7 +32,7 @@ const (
 	MaxTensors = 1 << 20
 )
 
-// Error says what is wrong with a file, and where.
+// Error is a mistake in a file, and its place.
 type Error struct {
 	At     int64 // in the file, bytes
 	Detail string
@@ -44,7 +44,7 @@ func errorf(at int64, format string, args ...any) error {
 	return &Error{at, fmt.Sprintf(format, args...)}
 }
 
-// Header is what a file says of itself.
+// Header is the parsed header of a file.
 type Header struct {
 	Tensors  []Tensor // in the order of their bytes
 	Metadata map[string]string
@@ -79,7 +79,7 @@ func bitsOf(dtype string) int64 {
 	return 0
 }
 
-// HeaderSize returns how many bytes the header has, compared with the file's size. What is wrong with the file is an [*Error].
+// HeaderSize returns how many bytes the header has, compared with the file's size. A mistake in the file is an [*Error].
 func HeaderSize(r io.ReaderAt, size int64) (int64, error) {
 	if size < 8 {
 		return 0, errorf(0, "it has %d bytes, the length of the header alone has 8", size)
@@ -98,7 +98,7 @@ func HeaderSize(r io.ReaderAt, size int64) (int64, error) {
 	return int64(n), nil
 }
 
-// Open reads and checks the header of a file of so many bytes. What is wrong with the file is an [*Error].
+// Open reads and checks the header of a file of so many bytes. A mistake in the file is an [*Error].
 func Open(r io.ReaderAt, size int64) (*Header, error) {
 	n, err := HeaderSize(r, size)
 	if err != nil {
@@ -301,7 +301,7 @@ func (h *Header) cover(base, size int64) error {
 	at := base
 	for i := range h.Tensors {
 		t := &h.Tensors[i]
-		data := size - base // no sum of what follows is more than two files' bytes
+		data := size - base // no sum below is more than two files' bytes
 		if t.End > data {
 			return errorf(t.At, "tensor %.80q ends at %d of the data, which has %d bytes", t.Name, t.End, data)
 		}

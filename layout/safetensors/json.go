@@ -9,13 +9,13 @@ import (
 )
 
 const (
-	// space is what JSON allows between its parts.
+	// space is the white space of JSON.
 	space = " \t\r\n"
 	// maxDepth is the nesting that serde_json, by which the safetensors package reads JSON, puts up with.
 	maxDepth = 127
 )
 
-// scanner reads JSON as serde_json does, which is narrower than encoding/json: half of a surrogate pair is no text, and a number that no
+// scanner reads JSON as serde_json does, which is narrower than encoding/json. Half of a surrogate pair is no text, and a number that no
 // float64 can hold is out of range. It is also ten times as fast. The first error stays, and ends all that is under way.
 type scanner struct {
 	text []byte // valid UTF-8
@@ -38,7 +38,7 @@ func (s *scanner) notJSON(expected string) {
 	s.fail("its header is not JSON: at byte %d it has %s, expected %s", s.i, found, expected)
 }
 
-// peek passes over white space, and gives what follows: 0 at the end.
+// peek passes over white space, and gives the next byte: 0 at the end.
 func (s *scanner) peek() byte {
 	for ; s.i < len(s.text); s.i++ {
 		switch c := s.text[s.i]; c {
@@ -59,7 +59,7 @@ func (s *scanner) next(c byte) bool {
 	return true
 }
 
-// items reads what lies between brackets, up to end. s is at the first one.
+// items reads the items between brackets, up to end. s is at the first one.
 func (s *scanner) items(end byte, item func()) {
 	s.i++
 	for first := true; s.err == nil && !s.next(end); first = false {

@@ -1,4 +1,4 @@
-"""Public names whose packages are not installed: they are there, and say on use what to install."""
+"""Public names whose packages are not installed: they exist, and their use names the package to install."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .errors import UnavailableError
 
 
 class _Absent(UnavailableError, AttributeError):
-    """What hasattr() takes for an answer, too."""
+    """An error that hasattr() takes for an answer, too."""
 
 
 class _Class(type):
@@ -32,6 +32,6 @@ class _Module(ModuleType):
 
 
 def named(name: str, package: str, *, module: bool) -> Any:
-    """What stands for a class, or a module, that needs a package."""
+    """Stands for a class, or a module, that needs a package."""
     why = f"hbmfs.{name} needs {package}, which is not installed: pip install {package}"
     return _Module(f"hbmfs.{name}", why) if module else _Class(name, (), {"_why": why, "__doc__": why, "__module__": "hbmfs"})

@@ -1,4 +1,4 @@
-"""The exceptions. All of them are :class:`Error`; each message is one sentence that says what to do.
+"""The exceptions. All of them are :class:`Error`; each message is one sentence that names a remedy.
 
 Where Python has an exception of the same meaning, ours is one of it, too: ``except IndexError`` catches
 :class:`OutOfRangeError`, ``except FileNotFoundError`` catches :class:`NotFoundError`.
@@ -31,7 +31,7 @@ class UndefinedError(Error):
 
 
 class ArgumentError(InvalidError, TypeError):
-    """An argument is of another type than its parameter. The message says what was given, and what is expected."""
+    """An argument is of another type than its parameter. The message names the given and the expected value."""
 
 
 class ClosedError(Error, ValueError):
@@ -117,7 +117,7 @@ class DtypeError(Error, TypeError):
 
 
 class FormatError(Error, ValueError):
-    """A file is damaged: the message names the file, the place and what was expected there."""
+    """A file is damaged: the message names the file, the place and the expected bytes."""
 
 
 class GroupError(Error, RuntimeError):

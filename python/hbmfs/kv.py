@@ -6,8 +6,8 @@ A :class:`KVStore` is one namespace of a volume (``hbmfs kv mount``), for one de
     store.put_many(keys, blocks).result()          # behind the current stream; a concurrent.futures.Future
     found = store.get_many(keys, blocks).result()  # found.outcomes says which came
 
-Several processes and all ranks of a host may share a namespace. What has no room, or is not there, is an outcome and no exception: it
-is a cache. docs/guide/kv-engines.md shows it with LMCache and SGLang.
+Several processes and all ranks of a host may share a namespace. A block without room, or a missing block, is an outcome and no
+exception: the volume is a cache. docs/guide/kv-engines.md shows it with LMCache and SGLang.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class KVOutcome(enum.IntEnum):
-    """What became of one block or key."""
+    """The outcome of one block or key."""
 
     DONE = 0  # it was stored, loaded, found, pinned or removed
     MISSING = 1  # it is not there
@@ -56,7 +56,7 @@ _OUTCOMES = tuple(KVOutcome)
 
 
 class HostMemory:
-    """``length`` bytes at an address of the host, as a block or a part of one. Whoever gives it keeps the memory."""
+    """``length`` bytes at an address of the host, as a block or a part of one. The caller keeps the memory."""
 
     __slots__ = ("address", "length")
 
@@ -65,11 +65,11 @@ class HostMemory:
 
 
 class KVResult(NamedTuple):
-    """What a request did.
+    """The result of a request.
 
     outcomes: of each block or key, in order.
     moved: bytes of blocks by path ("mapped", "staged", "host") and by tier ("memory", "disk").
-    tokens: of pin_many(): what unpin_many() takes; 0 for keys that are not there.
+    tokens: of pin_many(), for unpin_many(); 0 for keys that are not there.
     """
 
     outcomes: tuple[KVOutcome, ...]
@@ -139,7 +139,7 @@ class KVStore(Owner):
         self.block_bytes = int(self._stats().block_bytes)
 
     def put_many(self, keys: Sequence[bytes], blocks: Any) -> Future[KVResult]:
-        """Starts storing blocks, behind what is on the caller's current stream. They must stay unchanged until the future is done.
+        """Starts storing blocks, behind the work on the caller's current stream. They must stay unchanged until the future is done.
 
         keys: bytes, 1 to 64 each. blocks: for each key a contiguous torch tensor on the device or the CPU, a NumPy array or a bytes-like
         object, or a list of those, whose bytes are stored one behind the other; or one tensor or array [N, ...] of all.
@@ -147,7 +147,7 @@ class KVStore(Owner):
         return self._future(self.begin("put", keys, blocks), _all)
 
     def get_many(self, keys: Sequence[bytes], blocks: Any) -> Future[KVResult]:
-        """Starts loading blocks into memory of the caller, as put_many() takes it, after what is on the caller's current stream.
+        """Starts loading blocks into memory of the caller, as put_many() takes it, after the work on the caller's current stream.
 
         A block is loaded where its outcome is DONE. Memory of others may have been written to, and holds nothing of use.
         """
@@ -170,7 +170,7 @@ class KVStore(Owner):
         return self._future(self.begin("remove", keys), _done)
 
     def clear(self) -> None:
-        """Removes all blocks of the namespace, whoever stored them."""
+        """Removes all blocks of the namespace, also those of other processes."""
         self._library.ask("kv_clear", self._handle)
 
     def stats(self) -> dict[str, Any]:
@@ -261,7 +261,7 @@ class KVCall:
         self._library.ask(f"kv_{verb}_begin", store._handle, batch, self._handle)
 
     def look(self, timeout: float = 0.0) -> KVResult | None:
-        """Gives the result, or None where it is not there after ``timeout`` seconds. It raises what the request failed with."""
+        """Gives the result, or None where it is not there after ``timeout`` seconds. It raises the error of the request."""
         with self._lock:
             if self._result is None:
                 self._result = self._ask(timeout)

@@ -143,6 +143,32 @@ func TestMissed(t *testing.T) {
 	}
 }
 
+func TestSaveWritesItsPartOfThePage(t *testing.T) {
+	docs, r := t.TempDir(), sample()
+	page := filepath.Join(docs, "benchmarks.md")
+	if err := r.save("", docs); err == nil {
+		t.Error("a page was made")
+	}
+	for _, part := range []string{"", "old\n"} {
+		if err := os.WriteFile(page, []byte("before\n"+partBegins+part+partEnds+"\nafter\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.save("", docs); err != nil {
+			t.Fatal(err)
+		}
+		want := "before\n" + partBegins + "\n\n" + r.markdown() + partEnds + "\nafter\n"
+		if got, err := os.ReadFile(page); err != nil || string(got) != want {
+			t.Errorf("the page is %q, %v; want %q", got, err, want)
+		}
+	}
+	if err := os.WriteFile(page, []byte("no part\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.save("", docs); err == nil {
+		t.Error("a page without a part was written")
+	}
+}
+
 func TestPlotIsXML(t *testing.T) {
 	decoder := xml.NewDecoder(strings.NewReader(plot(sample().Comparisons)))
 	rects := 0

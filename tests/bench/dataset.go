@@ -161,9 +161,8 @@ func writeMegatronIndex(w io.Writer, tokens, sequences int64) error {
 	return nil
 }
 
-// warmByReading replaces what writing left of a file in the page cache by what a reader leaves there: the kernel
-// builds larger folios for a writer, and users read datasets that somebody else wrote, long ago. (On tmpfs
-// nothing changes.)
+// warmByReading replaces a writer's pages of a file in the page cache by a reader's. The kernel builds larger
+// folios for a writer, and users read datasets that somebody else wrote, long ago. (On tmpfs nothing changes.)
 func warmByReading(ctx context.Context, path string) error {
 	f, err := os.Open(path)
 	if err != nil {

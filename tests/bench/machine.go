@@ -30,7 +30,7 @@ func (m machine) String() string {
 		m.CPU, m.CPUs, m.MemoryGiB, m.Kernel, m.Filesystem, m.Go, user)
 }
 
-// describeMachine never fails: what this system does not tell is "unknown".
+// describeMachine never fails: a fact that this system does not tell is "unknown".
 func describeMachine(dir string) machine {
 	m := machine{
 		CPU:        cpuModel(),

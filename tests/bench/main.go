@@ -1,6 +1,6 @@
 // Command bench measures a built hbmfs against reading the same bytes without it, and its scale.
 //
-//	make bench                                     # everything, and writes docs/benchmarks.md
+//	make bench                                     # everything, and writes its part of docs/benchmarks.md
 //	.cache/bench --hbmfs bin/hbmfs --loopback .cache/loopback --only throughput --json result.json
 //
 // It is a black box: it knows the command line and the mount, nothing behind them. Every throughput case runs
@@ -34,7 +34,7 @@ func main() {
 	}
 }
 
-// config is what the flags say.
+// config holds the flags.
 type config struct {
 	hbmfs, loopback string
 	dir             string
@@ -59,7 +59,7 @@ func parseFlags(args []string) (config, error) {
 	flags.IntVar(&c.shardMiB, "shard-mib", 512, "size of each of the two shards that throughput reads, in MiB")
 	flags.IntVar(&c.shards, "shards", 100_000, "number of shards in the scale case")
 	flags.StringVar(&c.jsonFile, "json", "", "write the results as JSON to `file`")
-	flags.StringVar(&c.docs, "docs", "", "write benchmarks.md and benchmarks.svg to `directory`")
+	flags.StringVar(&c.docs, "docs", "", "write benchmarks.svg, and the part of benchmarks.md about the mount, to `directory`")
 	flags.BoolVar(&c.check, "check", false, "fail when a target is missed")
 	if err := flags.Parse(args); err != nil {
 		return c, err
@@ -73,7 +73,7 @@ func parseFlags(args []string) (config, error) {
 	return c, nil
 }
 
-// run measures what args ask for and writes the report. Figures from before a failure are still printed.
+// run measures the cases of args and writes the report. Figures from before a failure are still printed.
 func run(ctx context.Context, args []string) (err error) {
 	c, err := parseFlags(args)
 	if errors.Is(err, flag.ErrHelp) {
@@ -108,7 +108,7 @@ func run(ctx context.Context, args []string) (err error) {
 	return nil
 }
 
-// version asks the binary; a benchmark is worth little when nobody knows of what.
+// version asks the binary; a benchmark without a version is worth little.
 func version(ctx context.Context, binary blackbox.Binary) string {
 	out, err := binary.Output(ctx, "--version")
 	if err != nil {
@@ -117,7 +117,7 @@ func version(ctx context.Context, binary blackbox.Binary) string {
 	return strings.TrimSpace(string(out))
 }
 
-// bench is one run of the program: what all cases share.
+// bench is one run of the program, with the data that all cases share.
 type bench struct {
 	config
 	binary blackbox.Binary
@@ -163,7 +163,7 @@ func (b *bench) makeDirs(names ...string) ([]string, error) {
 	return paths, nil
 }
 
-// progress tells on standard error what takes its time.
+// progress names the running case on standard error.
 func progress(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, format+"\n", args...)
 }

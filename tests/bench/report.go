@@ -20,7 +20,7 @@ type report struct {
 	Limits      []limit      `json:"limits,omitempty"`
 }
 
-// program says what was measured.
+// program names the measured program.
 func (r *report) program() string {
 	if r.MountFlags == "" {
 		return r.Hbmfs
@@ -113,9 +113,18 @@ func (r *report) save(jsonFile, docs string) error {
 	if docs == "" {
 		return nil
 	}
+	page := filepath.Join(docs, "benchmarks.md")
+	text, err := os.ReadFile(page)
+	if err != nil {
+		return fmt.Errorf("write the documentation: %w", err)
+	}
+	before, rest, begins := strings.Cut(string(text), partBegins)
+	_, after, ends := strings.Cut(rest, partEnds)
+	if !begins || !ends {
+		return fmt.Errorf("write the documentation: %s lacks the lines around the part of make bench: %s", page, partBegins)
+	}
 	if err := errors.Join(
-		os.MkdirAll(docs, 0o755),
-		os.WriteFile(filepath.Join(docs, "benchmarks.md"), []byte(r.markdown()), 0o644),
+		os.WriteFile(page, []byte(before+partBegins+"\n\n"+r.markdown()+partEnds+after), 0o644),
 		os.WriteFile(filepath.Join(docs, "benchmarks.svg"), []byte(plot(r.Comparisons)), 0o644),
 	); err != nil {
 		return fmt.Errorf("write the documentation: %w", err)
@@ -123,36 +132,35 @@ func (r *report) save(jsonFile, docs string) error {
 	return nil
 }
 
-// markdown is docs/benchmarks.md.
+// Lines of docs/benchmarks.md around the part that markdown makes. The rest of the page is written by hand.
+const (
+	partBegins = "<!-- make bench writes this part -->"
+	partEnds   = "<!-- end of the part that make bench writes -->"
+)
+
+// markdown is the part of docs/benchmarks.md about the mount.
 func (r *report) markdown() string {
 	var b strings.Builder
-	b.WriteString(`# Benchmarks
-
-Written by ` + "`make bench`" + `; do not edit. Run it to have the figures of your machine.
-
-`)
 	program, _, _ := strings.Cut(r.program(), "+g") // the commit of a build that is no release
-	fmt.Fprintf(&b, "- Program: %s\n- Machine: %s\n\n", program, r.Machine)
+	fmt.Fprintf(&b, "`make bench` writes this part, with the figures of your machine. Here %s ran on: %s.\n\n", program, r.Machine)
 	comparisons, limits := r.tables()
 	if len(comparisons) > 0 {
-		b.WriteString(`## Reading through the mount, against reading without it
-
-![Ratios of mount to baseline](benchmarks.svg)
+		b.WriteString(`![Ratios of mount to baseline](benchmarks.svg)
 
 Ratios are mount over baseline, so 1 is "as fast" and more is better. The two sides run in turn (A B A B ...). A ratio is taken of
-the two runs of one round: the median, then the smallest and the largest in brackets. The backing files are in the page cache throughout,
-put there by one sequential read. Each run reads as many bytes as the file has. Random offsets are any byte, the same ones on both sides.
-A run through mmap maps the file anew. The first read of a
-view mounts anew for each run, so that the kernel has none of the view cached.
+the two runs of one round: the median, then the smallest and the largest in brackets. The backing files are in the page cache, put
+there by one sequential read. Each run reads as many bytes as the file has. Random offsets are any byte, the same on both sides.
+A run through mmap maps the file anew. The first read of a view mounts anew for each run, so that the kernel has none of it cached.
 
 `)
 		markdownTable(&b, comparisons)
 		b.WriteString("\nThe baseline of the first read is " + loopbackNote + "; all others read the same bytes from a plain file.\n\n" + smallPagesNote)
 	}
 	if len(limits) > 0 {
-		b.WriteString("## Scale\n\nMounted anew for each run, with the source's directory entries in memory. Less is better.\n\n")
+		b.WriteString("### Scale\n\nMounted anew for each run, with the source's directory entries in memory. Less is better.\n\n")
 		markdownTable(&b, limits)
 	}
+	b.WriteString("\n")
 	return b.String()
 }
 

@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// spread is what several runs of one measurement said.
+// spread is the result of several runs of one measurement.
 type spread struct {
 	Median float64 `json:"median"`
 	Min    float64 `json:"min"`

@@ -21,7 +21,8 @@ const (
 	firstReadTarget = 1.00
 )
 
-// throughput compares a whole file, a view in the page cache, and a view's first read with what each replaces.
+// throughput compares a whole file, a view in the page cache, and a view's first read with the read that each
+// replaces.
 func (b *bench) throughput(ctx context.Context) (err error) {
 	dirs, err := b.makeDirs("data", "copy", "mnt", "loop")
 	if err != nil {
@@ -73,8 +74,8 @@ func (b *bench) throughput(ctx context.Context) (err error) {
 }
 
 // compareSmallPages compares a view in the page cache with a file on a tmpfs that caches in pages of 4 KiB, as FUSE
-// does: what is left between the two is what hbmfs costs. The plain file lies on a filesystem that caches in large
-// folios, where the kernel allows it. Only root can mount a tmpfs.
+// does. The difference between the two is the cost of hbmfs. The plain file lies on a filesystem that caches in
+// large folios, where the kernel allows it. Only root can mount a tmpfs.
 func (b *bench) compareSmallPages(ctx context.Context, view string) (err error) {
 	if os.Geteuid() != 0 {
 		progress("throughput: not root, so without the comparison with pages of 4 KiB")
@@ -95,8 +96,8 @@ func (b *bench) compareSmallPages(ctx context.Context, view string) (err error) 
 	return b.compareProbes(ctx, "cached view", " against pages of 4 KiB", viewTarget, view, small)
 }
 
-// compareProbes compares every access pattern on two warm files of the same bytes. against says what is special about
-// the second one, if anything is.
+// compareProbes compares every access pattern on two warm files of the same bytes. against describes the second one,
+// if it is special.
 func (b *bench) compareProbes(ctx context.Context, what, against string, target float64, mounted, direct string) error {
 	for _, p := range probes() {
 		progress("throughput: %s, %s%s", what, p.name, against)
@@ -115,13 +116,14 @@ func (b *bench) compareProbes(ctx context.Context, what, against string, target 
 	return nil
 }
 
-// firstRead names the two sides of the case that reads what the kernel has not cached for the mount yet.
+// firstRead names the two sides of the case that reads bytes that the kernel has not cached for the mount
+// yet.
 type firstRead struct {
 	data, mnt, view    string // hbmfs: source, mountpoint, the view's path below it
 	copies, loop, file string // loopback: source, mountpoint, the file's path below it
 }
 
-// compareFirstRead mounts anew for every run, which drops what FUSE cached; the backing files stay warm.
+// compareFirstRead mounts anew for every run, which drops FUSE's cached pages; the backing files stay warm.
 func (b *bench) compareFirstRead(ctx context.Context, f firstRead) error {
 	progress("throughput: first sequential read of a view")
 	mount := func(ctx context.Context, _ uint64) (rate float64, err error) {

@@ -1,8 +1,8 @@
 // Package blackbox drives the built hbmfs binary as its users do: it mounts, finds the daemon and the views, and
-// unmounts whatever happens. The demo and the benchmarks stand on it.
+// unmounts in any case. The demo and the benchmarks stand on it.
 //
-// It knows only what a user can see (the command line, the mount, /proc), so it tests the product and not the
-// packages behind it.
+// It uses only the user's interfaces (the command line, the mount, /proc), so it tests the product and not
+// the packages behind it.
 package blackbox
 
 import (
@@ -136,7 +136,7 @@ func (b Binary) Mount(ctx context.Context, source, dir string, flags ...string) 
 	return m, nil
 }
 
-// At returns what somebody else has mounted, or will mount, on dir.
+// At returns a mount that somebody else has made, or will make, on dir.
 func (b Binary) At(dir string) *Mount { return &Mount{binary: b, dir: dir} }
 
 // Path returns the path of a file in the mount.
@@ -168,7 +168,7 @@ func (m *Mount) View(name string) (string, error) {
 }
 
 // Close unmounts. It ignores that a caller's context has ended, since nothing may stay mounted; when a polite
-// unmount fails, it detaches the mount and says so in its error. Closing what is not mounted does nothing.
+// unmount fails, it detaches the mount and says so in its error. Closing a mount that is gone does nothing.
 func (m *Mount) Close() error {
 	mounted, err := IsMounted(m.dir)
 	if err != nil || !mounted {
@@ -235,7 +235,7 @@ func (m *Mount) DaemonPID() (int, error) {
 	return 0, fmt.Errorf("find the daemon of %s: no process runs %s for it", m.dir, m.binary.path)
 }
 
-// commandError is one sentence: what failed and what it said.
+// commandError is one sentence: the failed command and its message.
 func commandError(args []string, err error, said string) error {
 	said = strings.TrimSpace(said)
 	if said == "" {

@@ -20,7 +20,7 @@ func CanInject() error {
 	}
 	pid := strconv.Itoa(sleeper.Process.Pid)
 	strace := exec.Command("strace", "-qq", "-p", pid, "-e", "inject=fsync:error=EIO")
-	defer func() { // the tracer ends with what it traces
+	defer func() { // the tracer ends with its tracee
 		_ = sleeper.Process.Kill()
 		_ = sleeper.Wait() // by the signal
 		if strace.Process != nil {

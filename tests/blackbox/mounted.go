@@ -23,7 +23,7 @@ func AsNobody() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: Nobody, Gid: Nobody}}
 }
 
-// Mounted is a mount of a test, with what the test looks at.
+// Mounted is a mount of a test, with the test's observations.
 type Mounted struct {
 	*Mount
 	Source, Point string
@@ -74,7 +74,7 @@ func (m *Mounted) End(t testing.TB) {
 	m.EndsWell(t, m.PID, m.Log, Patience)
 }
 
-// LogText is what the log has.
+// LogText is the text of the log.
 func (m *Mounted) LogText(t testing.TB) string {
 	t.Helper()
 	text, err := os.ReadFile(m.Log)

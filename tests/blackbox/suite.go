@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Suite is what the tests of a package share: the binary, and a directory that every user can reach, below which they
-// write all they write.
+// Suite is shared by the tests of a package: the binary, and a directory that every user can reach, for all their
+// files.
 type Suite struct {
 	Binary
 	Dir   string
@@ -193,7 +193,7 @@ func (s *Suite) reported() error {
 	return err
 }
 
-// leftMounted detaches what the tests left mounted, and says so.
+// leftMounted detaches mounts that the tests left, and says so.
 func (s *Suite) leftMounted() error {
 	left, err := mountinfo.GetMounts(mountinfo.PrefixFilter(s.Dir))
 	for _, m := range left {

@@ -5,8 +5,8 @@
 //	image --name registry.example.com/hbmfs:0.2.0 --push amd64=DIR arm64=DIR        with the credentials of docker login
 //	image --programs pod --name hbmfs.test/pod:1 --out pod.tar amd64=DIR             of other programs; the last one is started
 //
-// The file is an OCI layout, which podman, containerd and Docker with containerd's store load. Its manifest.json is what other
-// Dockers read, which know no index: they get the first architecture under the name, each other one under NAME-ARCH.
+// The file is an OCI layout, which podman, containerd and Docker with containerd's store load. Its manifest.json is for other
+// Dockers, which know no index. They get the first architecture under the name, each other one under NAME-ARCH.
 // SOURCE_DATE_EPOCH is the time in it.
 package main
 
@@ -163,7 +163,7 @@ func layer(dir string, programs []string, made time.Time) ([]byte, error) {
 			return nil, err
 		}
 	}
-	err := w.Close() // which ends what all holds
+	err := w.Close() // which closes the reader of all
 	return all.Bytes(), err
 }
 

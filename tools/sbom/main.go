@@ -1,5 +1,5 @@
-// Command sbom writes the list of what is in a release, in the form of CycloneDX: each program, and each Go module that its
-// linker put into it, as the program itself says (`go version -m`).
+// Command sbom writes the list of a release's parts, in the form of CycloneDX. It has each program, and each Go module that
+// its linker put into it, as the program itself says (`go version -m`).
 //
 //	sbom --version v0.2.0 PROGRAM... > hbmfs.cdx.json
 //

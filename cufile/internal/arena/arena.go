@@ -5,7 +5,8 @@
 //	err = a.CopyOut(ctx, p, at)
 //	a.Free(at, n)
 //
-// Pitfalls. What a call that hangs may still write to must not be freed. On a GPU the memory is there from the first Reserve on.
+// Pitfalls. Memory that a hanging call may still write to must not be freed. On a GPU the memory is there from the first Reserve
+// on.
 package arena
 
 import (
@@ -23,7 +24,7 @@ import (
 	"github.com/hbmfs/hbmfs/cufile/internal/source"
 )
 
-// Unit is what an arena allocates in: the GPU's page (nvidia-fs pins HBM in units of it).
+// Unit is the granularity of an arena: the GPU's page (nvidia-fs pins HBM in units of it).
 const Unit = 64 << 10
 
 // Options configure an Arena.
@@ -40,11 +41,11 @@ type Arena struct {
 	opt  Options
 	host []byte // the memory, for the host
 
-	growing sync.Mutex     // while Reserve allocates; guards what follows, which stay once they are set
+	growing sync.Mutex     // while Reserve allocates; guards the fields below, which stay once they are set
 	hbm     driver.Pointer // the memory on a GPU, aligned to Unit
 	block   driver.Pointer // the allocation that hbm lies in, 0 before the first use
 
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	room  room.Room
 	freed chan struct{} // closed and replaced at every Free
 }
@@ -71,10 +72,10 @@ func New(ctx context.Context, o Options) (*Arena, error) {
 // Size is the bytes of the arena.
 func (a *Arena) Size() int64 { return a.opt.Bytes }
 
-// HBM is the place on a GPU of what Reserve gave.
+// HBM is the place on a GPU of reserved memory.
 func (a *Arena) HBM(at int64) driver.Pointer { return a.hbm + driver.Pointer(at) }
 
-// Host is the memory of the host from what Reserve gave on; nil on a GPU.
+// Host is the memory of the host from a reserved place on; nil on a GPU.
 func (a *Arena) Host(at int64) []byte {
 	if a.host == nil {
 		return nil
@@ -132,7 +133,7 @@ func (a *Arena) allocate() (err error) {
 	return nil
 }
 
-// Free gives back what Reserve gave.
+// Free gives back reserved memory.
 func (a *Arena) Free(at, n int64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

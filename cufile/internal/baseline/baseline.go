@@ -71,8 +71,8 @@ func repeat(ctx context.Context, w *crew.Worker, memory []byte, to driver.Pointe
 // Block is the bytes that Plain copies at a time.
 const Block = 16 << 20
 
-// Plain reads pieces as a program does that knows nothing of GPUs: one thread, read into ordinary memory, then a
-// copy to HBM, block after block. The buffer holds a block, and so does the HBM; on the host there is no copy.
+// Plain reads pieces as a program does that knows nothing of GPUs. One thread reads into ordinary memory and
+// copies to HBM, block after block. The buffer holds a block, and so does the HBM; on the host there is no copy.
 func Plain(ctx context.Context, c *crew.Crew, to driver.Pointer, buffer []byte, pieces []source.Piece) error {
 	chunks := source.Cut(pieces, int64(len(buffer)))
 	return c.Do(context.WithoutCancel(ctx), func(w *crew.Worker) error {

@@ -12,7 +12,7 @@ import (
 const fewest = 64
 
 // hasRoom says whether one file more may be mapped. Everything in a process shares the kernel's limit, so mappings take it to half of that at
-// most. A reader takes a quarter of what is left of the half, and then counts again: others may have mapped files meanwhile. It needs mu.
+// most. A reader takes a quarter of the rest of the half, and then counts again: others may have mapped files meanwhile. It needs mu.
 func (m *Mover) hasRoom() bool {
 	if !m.full && m.room <= 0 {
 		m.room = (device.MostMappings()/2 - mappings()) / 4

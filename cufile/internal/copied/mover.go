@@ -1,5 +1,5 @@
 // Package copied moves small rows of files into memory of the host. It maps files that were read, and the kernel copies rows from the
-// mappings: one system call (process_vm_readv) for up to 1,024 rows of any files, which need no descriptors any more.
+// mappings. One system call (process_vm_readv) copies up to 1,024 rows of any files, which need no descriptors any more.
 //
 // A [Mover] belongs to one reader. [Mover.Map] maps the files of pieces that were read in another way. [Mover.MoveRows] copies rows of
 // mapped files, and names those that it could not copy.
@@ -27,7 +27,7 @@ type Mover struct {
 	using      sync.RWMutex // held for reading by MoveRows: nothing is unmapped meanwhile
 	generation uint32       // of the mappings: Places are valid until one ends; guarded by using
 
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	files map[*source.Backing][]byte
 	room  int  // files that may be mapped before the mappings of the process are counted again
 	full  bool // none is mapped until others are unmapped

@@ -15,7 +15,7 @@ const (
 	mostBytes = 64 << 10 // that are widened at a time, while they are in the CPU's cache
 )
 
-// plan is what is copied, and the memory of one system call's arguments.
+// plan lists the copies, and has the memory of one system call's arguments.
 type plan struct {
 	list    []piece
 	from    []unix.RemoteIovec

@@ -34,7 +34,7 @@ func Await(ended <-chan struct{}) error {
 
 // Gate counts the calls that use something which may only be closed after the last of them. The zero Gate is open.
 type Gate struct {
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	inside int
 	shut   bool
 	empty  chan struct{} // made by Shut; closed once no call is inside

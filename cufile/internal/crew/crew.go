@@ -1,10 +1,10 @@
-// Package crew runs work on threads that belong to one device: each keeps its OS thread for good, has the CUDA context, a
-// stream, and pinned memory in slots, through which it copies.
+// Package crew runs work on threads that belong to one device. Each keeps its OS thread for good. It has the CUDA
+// context, a stream, and pinned memory in slots, through which it copies.
 //
 // [New] starts a crew. [Crew.Run] shares steps among its workers and waits for them. A step takes a slot ([Worker.Slot]), starts a
-// copy from it on the worker's stream, and says so ([Worker.Sent]): the job ends when its copies have ended, too.
+// copy from it on the worker's stream, and says so ([Worker.Sent]). The job ends when its copies have ended, too.
 //
-// Pitfalls. A job that was cancelled may have a thread in a foreign call yet: the memory that it writes to must live until
+// Pitfalls. A job that was cancelled may have a thread in a foreign call yet. The memory that it writes to must live until
 // Run's channel is closed. A worker is touched by its own steps only.
 package crew
 
@@ -34,7 +34,7 @@ type Crew struct {
 	wg   sync.WaitGroup
 	done atomic.Int64 // steps that have ended
 
-	mu      sync.Mutex    // guards what follows
+	mu      sync.Mutex    // guards the fields below
 	most    int           // workers that take jobs
 	changed chan struct{} // closed and replaced when most changes
 }

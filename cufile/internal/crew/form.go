@@ -6,8 +6,8 @@ import (
 	"github.com/hbmfs/hbmfs/cufile/internal/driver"
 )
 
-// Form is how a request's elements are written to its destination. Places of bytes that are read count what is read: the destination has a
-// place for each element, of another size.
+// Form is how a request's elements are written to its destination. Places of bytes that are read count the source's bytes: the destination
+// has a place for each element, of another size.
 type Form struct {
 	From, Size int64 // bytes of an element: as it is read, and as it is written
 	Signed     bool
@@ -17,7 +17,7 @@ type Form struct {
 	Beside Destination
 }
 
-// Element is the bytes of what is not divided on the way.
+// Element is the size of the unit that is not divided on the way.
 func (d *Destination) Element() int64 {
 	if d.Form == nil {
 		return 1
@@ -37,8 +37,8 @@ func (d *Destination) Piece(from driver.Pointer, place, n int64) driver.Piece {
 	return driver.Piece{From: from, To: driver.Pointer(at), N: int64(bytes)}
 }
 
-// Piece gives where n bytes, which are whole elements of one row, go in both outputs: the element of the first one, and what
-// widen.cu wants to know of their length.
+// Piece gives where n bytes, which are whole elements of one row, go in both outputs. It gives the element of the first
+// one, and the form in which widen.cu takes their length.
 func (f *Form) Piece(place, n int64) (at int64, bytes uint64) {
 	at, bytes = place/f.From, uint64(n)
 	if f.Row == 0 {
@@ -54,7 +54,7 @@ func (f *Form) Piece(place, n int64) (at int64, bytes uint64) {
 	return at - row, bytes
 }
 
-// Widening is what the kernel is told for a destination of this form.
+// Widening is the kernel's argument for a destination of this form.
 func (d *Destination) Widening() *driver.Widening {
 	w := &driver.Widening{To: d.HBM, Beside: d.Form.Beside.HBM, From: uint32(d.Form.From), Size: uint32(d.Form.Size)}
 	if d.Form.Signed {

@@ -5,13 +5,14 @@ import (
 	"time"
 )
 
-// Pace says how many threads of a crew copy. It follows what they see while they work, since machines are shared: threads
-// that often wait for the link are too many, threads that never do are too few, unless more of them make nothing faster.
+// Pace says how many threads of a crew copy. It follows their observations while they work, since machines are shared.
+// Threads that often wait for the link are too many. Threads that never do are too few, unless more of them make nothing
+// faster.
 //
 // Measured on H200s that others used, warm: 8 threads with slots of 4 MiB moved 28 to 53 GB/s, and 38 to 40 from tmpfs; 10 to 12
 // with slots of 2 MiB 46 from both. More threads than that, or two slots for each, moved less from tmpfs.
 type Pace struct {
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	most     int
 	now      int
 	reading  time.Duration // of threads, since the last look
@@ -46,7 +47,7 @@ func (p *Pace) Limit(most int) int {
 	return p.now
 }
 
-// Moved takes what one thread did for one chunk, and gives how many may work from now on.
+// Moved takes one thread's measurement of one chunk, and returns how many threads may work from now on.
 func (p *Pace) Moved(bytes int64, reading, waiting time.Duration) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -73,7 +74,7 @@ func (p *Pace) Moved(bytes int64, reading, waiting time.Duration) int {
 }
 
 // MostThreads is the most threads of a reader that stage on a host of so many CPUs, which so many readers share. Some CPUs
-// are left for what else runs: with as many threads as CPUs, each copies less than with fewer.
+// are left for other work: with as many threads as CPUs, each copies less than with fewer.
 func MostThreads(cpus, readers int) int {
 	const most, least = 16, 4
 	cpus -= cpus / 4

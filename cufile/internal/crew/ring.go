@@ -9,9 +9,9 @@ import (
 	"github.com/hbmfs/hbmfs/cufile/internal/driver"
 )
 
-// ring is the pinned memory of all slots of a crew. Pinning is where opening a Reader spends its time, and this is the
-// quick way: in huge pages, filled by all threads at once, registered by one. (96 MiB for 8 threads on an H200: 5 ms; 27
-// where each maps, registers and gives back its own, since they wait for each other in the kernel and in the driver.)
+// ring is the pinned memory of all slots of a crew. Opening a Reader spends its time with pinning. This is the quick
+// way: in huge pages, filled by all threads at once, registered by one. (96 MiB for 8 threads on an H200: 5 ms; 27 where
+// each maps, registers and gives back its own, since they wait for each other in the kernel and in the driver.)
 type ring struct {
 	cu      *driver.CUDA
 	context driver.Handle

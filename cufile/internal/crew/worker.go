@@ -20,7 +20,7 @@ type Worker struct {
 	Kernels *driver.Kernels
 
 	beside  driver.Handle // a second stream, once it is needed
-	started driver.Handle // an event: what was started there
+	started driver.Handle // an event: the copies that were started there
 	index   int
 	done    *atomic.Int64 // of its crew
 	job     *job          // that it works on
@@ -288,7 +288,7 @@ type Destination struct {
 	After driver.Handle  // an event that streams wait for before they write; 0 for none
 	Form  *Form          // how elements are written; nil: bytes, as they are
 
-	// Also, if not nil, starts what else a request writes, by a table that fits into the rest of a slot. It does so once.
+	// Also, if not nil, starts a request's other writes, by a table that fits into the rest of a slot. It does so once.
 	Also func(w *Worker, s *Slot, used int) error
 }
 

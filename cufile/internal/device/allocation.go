@@ -12,7 +12,8 @@ import (
 // ErrOutOfRange says that a file, or memory, does not have the bytes that were asked for.
 var ErrOutOfRange = errors.New("out of range")
 
-// Allocation is memory of a GPU for callers without an allocator of their own. It outlives what its device was opened for.
+// Allocation is memory of a GPU for callers without an allocator of their own. It outlives the reader that opened its
+// device.
 type Allocation struct {
 	device *Device // a reference of its own
 	n      int64

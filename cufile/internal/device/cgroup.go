@@ -10,8 +10,9 @@ import (
 	"strings"
 )
 
-// GroupLimit gives the most memory that the control groups of this process may have, and the file that says so: the smallest of its group and of those
-// above it, as far as the process sees them, by version 1 and 2 of control groups. It is [math.MaxInt64] where there is no limit. root is "/" but in tests.
+// GroupLimit gives the most memory that the control groups of this process may have, and the file that says so. It is the smallest of its group and of
+// those above it, as far as the process sees them, by version 1 and 2 of control groups. It is [math.MaxInt64] where there is no limit. root is "/" but in
+// tests.
 func GroupLimit(root string) (most int64, what string) {
 	most = math.MaxInt64
 	for g := range groups(root) {

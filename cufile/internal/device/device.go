@@ -98,7 +98,8 @@ func (d *Device) Mark(stream *uintptr, check func() error) (event driver.Handle,
 	return event, nil
 }
 
-// Unmark keeps an event for another request. The streams that were told to wait for it still wait for what it was.
+// Unmark keeps an event for another request. The streams that were told to wait for it still wait for its
+// earlier mark.
 func (d *Device) Unmark(event driver.Handle) {
 	if event == 0 {
 		return

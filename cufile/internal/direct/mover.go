@@ -34,11 +34,11 @@ type Options struct {
 type Mover struct {
 	opt Options
 
-	mu     sync.Mutex     // guards what follows
+	mu     sync.Mutex     // guards the fields below
 	lib    *driver.CuFile // nil until Start
 	failed error          // why Start cannot
 
-	filesMu sync.Mutex // guards what follows
+	filesMu sync.Mutex // guards the fields below
 	files   map[*source.Backing]*handle
 }
 
@@ -51,9 +51,9 @@ type handle struct {
 // New makes a Mover. Nothing is loaded yet.
 func New(o Options) *Mover { return &Mover{opt: o, files: map[*source.Backing]*handle{}} }
 
-// Start loads libcufile and opens its driver, with compat mode allowed on the compat path only. A failure is remembered
-// as long as the Reader lives: auto would ask for every request, and each try blocks a thread for as long as the driver likes.
-// A new Reader sees changes: a library is installed, nvidia-fs is loaded, a hung driver comes back.
+// Start loads libcufile and opens its driver, with compat mode allowed on the compat path only. A failure is remembered as
+// long as the Reader lives. Otherwise auto would ask for every request, and each try blocks a thread for as long as the driver
+// likes. A new Reader sees changes: a library is installed, nvidia-fs is loaded, a hung driver comes back.
 func (d *Mover) Start() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -87,7 +87,7 @@ func (k *Proofs) ProveWrites(ctx context.Context, directory string, dev uint64) 
 	})
 }
 
-// ProveWritesTo is ProveWrites where files are given and no directory is: the probe writes into one of them, which is open for
+// ProveWritesTo is ProveWrites where files are given and no directory is. The probe writes into one of them, which is open for
 // writing, and the caller overwrites all of it.
 func (k *Proofs) ProveWritesTo(ctx context.Context, fd int, dev uint64) (Proof, error) {
 	return k.once(ctx, fileID{dev: dev}, func() Proof {
@@ -131,7 +131,7 @@ func (k *Proofs) probe(ctx context.Context, b *source.Backing) Proof {
 }
 
 // Prove runs the command, which reads a [Question] and answers with a [Proof], on an open file. cuFile keeps its settings and
-// counters per process, and a broken set-up can crash or hang: only a process of its own can be asked strictly.
+// counters per process, and a broken set-up can crash or hang. So only a process of its own can be asked strictly.
 func Prove(ctx context.Context, command []string, l driver.Libraries, device int, file *os.File) Proof {
 	return ask(ctx, command, Question{Libraries: l, Device: device}, file)
 }

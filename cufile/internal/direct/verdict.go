@@ -16,8 +16,8 @@ const (
 	Unknown Verdict = "unknown" // nothing proves either
 )
 
-// Judge interprets counters after so many reads, or writes, were issued alone in this process, aligned, with compat mode off. what
-// names them.
+// Judge interprets counters after so many reads, or writes, were issued alone in this process, aligned, with compat mode off.
+// The text `what` names the moves.
 func Judge(before, after driver.WayCounts, moves uint64, what string) (Verdict, string) {
 	if after.P2P < before.P2P || after.NVFS < before.NVFS || after.POSIX < before.POSIX || after.Unaligned < before.Unaligned {
 		return Unknown, "a counter went backwards"

@@ -65,7 +65,7 @@ func (c *CUDA) CopyAll(l *Copies, in bool, stream Handle) error {
 	return nil
 }
 
-// copyBatch is cuMemcpyBatchAsync of CUDA 13, or of 12.8, which also says what failed.
+// copyBatch is cuMemcpyBatchAsync of CUDA 13, or of 12.8, which also says which copy failed.
 func (c *CUDA) copyBatch(l *Copies, stream Handle) error {
 	const inOrderOfTheStream = 1
 	attributes := [6]uint32{inOrderOfTheStream} // CUmemcpyAttributes: the order of the sources' reads, hints of where they lie, flags

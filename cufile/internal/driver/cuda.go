@@ -316,8 +316,8 @@ func (c *CUDA) Synchronize(s Handle) error {
 	return c.call(cuStreamSynchronize, "cuStreamSynchronize", uintptr(s))
 }
 
-// NewEvent makes an event without a time stamp, which wakes nobody: either has the bus stand still for 1.5 us, 2% of
-// a copy of 4 MiB.
+// NewEvent makes an event without a time stamp, which wakes nobody. Either of them has the bus stand still for 1.5
+// us, 2% of a copy of 4 MiB.
 func (c *CUDA) NewEvent() (e Handle, err error) {
 	const disableTiming = 2
 	err = c.call(cuEventCreate, "cuEventCreate", uintptr(unsafe.Pointer(&e)), disableTiming)
@@ -354,7 +354,7 @@ func (c *CUDA) Came(e Handle) (bool, error) {
 	}
 }
 
-// Pause sleeps between two questions about what has been waited for since began, at least so long.
+// Pause sleeps between two questions about work that has been waited for since began, at least so long.
 func Pause(began time.Time, least time.Duration) {
 	pause := unix.NsecToTimespec(int64(min(max(least, time.Since(began)/8), time.Millisecond)))
 	_ = unix.Nanosleep(&pause, nil) // a signal only makes it ask earlier

@@ -65,7 +65,7 @@ type fileDescriptor struct {
 	fsOps uintptr
 }
 
-// These do not compile when a size differs from what the C compiler gave for cufile.h 1.15.1.
+// These do not compile when a size differs from the C compiler's for cufile.h 1.15.1.
 const (
 	_ = -(unsafe.Sizeof(fileDescriptor{}) ^ 24)
 	_ = -(unsafe.Offsetof(fileDescriptor{}.fd) ^ 8)

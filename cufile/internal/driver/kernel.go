@@ -98,7 +98,7 @@ func (c *CUDA) LaunchGather(fn Handle, pieces Pointer, count uint32, stream Hand
 	return c.launch(fn, int64(count), stream, unsafe.Pointer(&pieces), unsafe.Pointer(&count))
 }
 
-// Widening is what hbmfs_widen does with the elements of its pieces.
+// Widening says how hbmfs_widen changes the elements of its pieces.
 type Widening struct {
 	To, Beside Pointer // the outputs; Beside may be 0
 	From, Size uint32  // bytes of an element, before and after
@@ -117,7 +117,7 @@ func (c *CUDA) LaunchWiden(fn Handle, pieces Pointer, count uint32, how *Widenin
 		unsafe.Pointer(&how.From), unsafe.Pointer(&how.Size), unsafe.Pointer(&how.Signed))
 }
 
-// SequencesMemory is where hbmfs_sequences writes. What is 0 is not written.
+// SequencesMemory is where hbmfs_sequences writes. An output at address 0 is not written.
 type SequencesMemory struct {
 	Begins, Positions, Numbers Pointer // all three, or none
 

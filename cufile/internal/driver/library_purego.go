@@ -8,7 +8,7 @@ import (
 	"github.com/ebitengine/purego"
 )
 
-// openShared loads a shared library for the life of the process: libcufile must never be unloaded (its exit handlers
+// openShared loads a shared library for the life of the process. libcufile must never be unloaded (its exit handlers
 // stay behind), and libcuda need not be.
 func openShared(name string) (uintptr, error) {
 	return purego.Dlopen(name, purego.RTLD_NOW|purego.RTLD_GLOBAL)

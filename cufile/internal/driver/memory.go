@@ -63,7 +63,7 @@ func (c *CUDA) allocation(p Pointer, dev int32) (a Allocation, err error) {
 	return Allocation{Pointer(start), Pointer(start + size)}, nil
 }
 
-// Within runs f on the calling thread with a context, and leaves the thread as it was: it may be one of the caller's,
+// Within runs f on the calling thread with a context, and leaves the thread as it was. It may be one of the caller's,
 // with a context of its own.
 func (c *CUDA) Within(context Handle, f func() error) error {
 	runtime.LockOSThread()

@@ -27,7 +27,7 @@ type file struct {
 	last, next int64 // the window that was used last, and the one that a sequential reader needs next; 0 for none
 	keep       bool  // that reader gives no window up for it
 
-	seen *source.Registered // what its bytes are found by
+	seen *source.Registered // the key by which its bytes are found
 }
 
 // window is a range of a file that is registered, or about to be.

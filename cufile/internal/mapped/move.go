@@ -10,11 +10,11 @@ import (
 	"github.com/hbmfs/hbmfs/cufile/internal/source"
 )
 
-// callBytes is what one call copies at most, and for how much windows are registered ahead of it: a request that is cancelled waits for it.
+// callBytes bounds the copy of one call, and the windows that are registered ahead of it. A cancelled request waits for it.
 const callBytes = 64 << 20
 
-// Move lets the GPU read pieces, whose files are open, and registers what it does not see yet. With keep no window goes for a small piece: those for which
-// there is no room are left. When it returns, also with an error, nothing is under way.
+// Move lets the GPU read pieces, whose files are open, and registers those that it does not see yet. With keep no window goes for a small piece: those for
+// which there is no room are left. When it returns, also with an error, nothing is under way.
 func (m *Mover) Move(ctx context.Context, to *crew.Destination, list []source.Piece, keep bool) (left []source.Piece, err error) {
 	if err := unchanged(list); err != nil || len(list) == 0 {
 		return nil, err
@@ -62,7 +62,7 @@ func (m *Mover) moveNext(w *crew.Worker, to *crew.Destination, c *pieces) error 
 		if err := m.windows.take(w); err != nil {
 			return err
 		}
-		defer func() { <-m.windows.turn }() // so that nobody takes what is registered now
+		defer func() { <-m.windows.turn }() // so that nobody takes windows that are registered now
 		if err := m.windows.bring(w, c); err != nil {
 			return err
 		}
@@ -164,7 +164,7 @@ func (m *Mover) Unseen(list []source.Piece) (n int64) {
 	return n
 }
 
-// Full says that there is no room for windows of small pieces, of which less than half is seen: to move them another way is faster.
+// Full says that there is no room for windows of small pieces, of which less than half is seen. Another way to move them is faster.
 func (m *Mover) Full(list []source.Piece) bool {
 	w, total := m.windows, source.BytesOf(list)
 	if !w.full.Load() || total >= w.size/4*int64(len(list)) {

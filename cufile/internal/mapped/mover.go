@@ -1,8 +1,8 @@
-// Package mapped moves bytes from the page cache to a GPU without a copy in between: it maps files, registers ranges of
+// Package mapped moves bytes from the page cache to a GPU without a copy in between. It maps files, registers ranges of
 // them (windows) with CUDA, and lets the GPU read there.
 //
-// A [Mover] belongs to one reader of one GPU. Its [Windows] are those of all readers of the process that ask for the same: a file that
-// several of them read is mapped and registered once.
+// A [Mover] belongs to one reader of one GPU. Its [Windows] are those of all readers of the process that ask for the same. So a file
+// that several of them read is mapped and registered once.
 //
 // Pitfalls. A file must not become shorter while it is mapped: Move looks afterwards, and fails. CUDA may refuse to
 // register a file, which nothing tells before: that is [ErrUnmapped].
@@ -68,8 +68,8 @@ func NewMover(o Options) (*Mover, error) {
 	return m, nil
 }
 
-// begin keeps all windows that are found from now on, until end is called on the thread: once the GPU has read what was found. Nothing waits for windows
-// in between.
+// begin keeps all windows that are found from now on, until end is called on the thread, once the GPU has read them. Nothing waits for windows in
+// between.
 func (m *Mover) begin() (end func()) {
 	number := m.begun.Add(1)
 	m.open = append(m.open, number)

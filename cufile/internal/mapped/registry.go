@@ -7,19 +7,19 @@ import (
 	"github.com/hbmfs/hbmfs/cufile/internal/driver"
 )
 
-// registries are the Windows of this process, by what Movers ask for.
+// registries are the Windows of this process, by the properties that Movers ask for.
 type registries struct {
-	mu   sync.Mutex // guards what follows
+	mu   sync.Mutex // guards the fields below
 	open map[registryKey]*Windows
 }
 
-// registryKey is what Movers have in common that share registrations.
+// registryKey is equal for Movers that share registrations.
 type registryKey struct {
 	library      string
 	size, pinned int64
 }
 
-// What is registered belongs to a process, as its mappings and its pinned memory do. Readers that know nothing of each other share it.
+// Registrations belong to a process, as its mappings and its pinned memory do. Readers that know nothing of each other share it.
 //
 //nolint:gochecknoglobals // see above
 var process = registries{open: map[registryKey]*Windows{}}
@@ -64,8 +64,8 @@ func (s *registries) leave(m *Mover) (last bool) {
 	return last
 }
 
-// Detach ends the use of registrations, once the thread has ended. The last Mover gives all up: it fails with [crew.ErrUnderWay] where the thread that
-// fills page tables reads from a disk or server that does not answer; then Detach is to be called again.
+// Detach ends the use of registrations, once the thread has ended. The last Mover gives all up. It fails with [crew.ErrUnderWay] where the thread that
+// fills page tables reads from a disk or server that does not answer. Then call Detach again.
 func (m *Mover) Detach() error {
 	if m.gone || !process.leave(m) {
 		m.gone = true
@@ -78,13 +78,13 @@ func (m *Mover) Detach() error {
 	return m.windows.end(m.cu)
 }
 
-// end gives up what is registered, of Files that could not be closed. Nobody uses it any more.
+// end gives up registrations of Files that could not be closed. Nobody uses it any more.
 func (m *Windows) end(cu *driver.CUDA) error {
 	var errs []error
 	for dev, context := range m.contexts {
 		errs = append(errs, cu.Within(context, func() error { return m.endAll(cu) }), cu.ReleasePrimary(dev))
 	}
-	return errors.Join(append(errs, m.endAll(cu))...) // where CUDA has failed, for what it still holds
+	return errors.Join(append(errs, m.endAll(cu))...) // where CUDA has failed, for windows that it still holds
 }
 
 // endAll needs a context.

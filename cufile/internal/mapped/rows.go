@@ -34,7 +34,7 @@ func closings(rows []source.Rows) (n int64) {
 	return n
 }
 
-// moveTable starts the kernel over a table of the rows that come next, and what else a request writes.
+// moveTable starts the kernel over a table of the next rows, and the request's other writes.
 func (m *Mover) moveTable(w *crew.Worker, to *crew.Destination, f *source.Finder, also func(w *crew.Worker, s *crew.Slot, used int) error) error {
 	s, err := w.Slot()
 	if err != nil {

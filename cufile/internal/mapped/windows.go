@@ -19,12 +19,11 @@ import (
 // Windows are the ranges of files that are registered with CUDA, for all readers of a process that ask for the same. Registering costs
 // time and pins pages, so windows are kept until others need their room: the least recently used goes first.
 //
-// A file is mapped once and whole, and stays mapped when a window goes: filling the page tables costs
-// as much as registering (measured there: 40 ms/GB together, 24 where the tables were full), and so does emptying
-// them. Only where there are too many files, those without a window are unmapped. A mapping does not need the file to
-// stay open.
+// A file is mapped once and whole, and stays mapped when a window goes. Filling the page tables costs as much as
+// registering (measured there: 40 ms/GB together, 24 where the tables were full), and so does emptying them. Only
+// where there are too many files, those without a window are unmapped. A mapping does not need the file to stay open.
 //
-// Threads that find bytes in windows ask no lock. They say when they begin and when the GPU has read what they found ([Mover.begin]). To give a window
+// Threads that find bytes in windows ask no lock. They say when they begin and when the GPU has read their windows ([Mover.begin]). To give a window
 // up, its entry is zeroed first; then all that had begun by then must have ended.
 type Windows struct {
 	key       registryKey
@@ -42,7 +41,7 @@ type Windows struct {
 	full       atomic.Bool  // there was no room for a window that was wanted
 	refused    atomic.Int64 // bytes in this round for which there was no room
 
-	mu      sync.Mutex // guards what follows, and file, window and chunk
+	mu      sync.Mutex // guards the fields below, and file, window and chunk
 	movers  map[*Mover]bool
 	used    map[*source.Backing]*file // by the Backing of each reader
 	ahead   map[*crew.Worker]*file    // in which a worker may look ahead
@@ -180,9 +179,9 @@ func (m *Windows) makeRoom(w *crew.Worker, c *pieces, p *source.Piece) error {
 	return m.halve(w, m.windowSize(p.File.Length, p.Offset/m.size))
 }
 
-// clearWay makes room for the window that a sequential reader needs next, right after one was registered: meanwhile the
+// clearWay makes room for the window that a sequential reader needs next, right after one was registered. Meanwhile the
 // copies from the one before have ended as a rule. The driver waits for all copies of the device before it unregisters
-// anything, so later it would cost a copy's time, and the CPU spins (measured on an H200: 22 GB/s where each copy was
+// anything. So later it would cost a copy's time, and the CPU spins (measured on an H200: 22 GB/s where each copy was
 // followed by that). It needs mu and the turn.
 func (m *Windows) clearWay(w *crew.Worker, f *file) error {
 	if f.next == 0 || f.windows[f.next] != nil || f.keep {
@@ -229,7 +228,7 @@ func (m *Windows) readLately(n *window) bool {
 }
 
 // Windows that are kept go when they are not used in a whole round. It lasts until so many rows were found for each window, so that the windows of rows
-// in random order are among them; or until so many times the limit were refused, beside which registering all anew costs little.
+// in random order are among them. It also ends when so many times the limit were refused, beside which registering all anew costs little.
 const (
 	roundRows    = 16
 	roundLeast   = 1 << 14 // rows
@@ -311,7 +310,7 @@ func (n *window) pin(cu *driver.CUDA) (at driver.Pointer, err error) {
 	return at, nil
 }
 
-// mostTables bounds the page tables of mapped files: a file of more than so many times the limit has them emptied with each
+// mostTables bounds the page tables of mapped files. A file of more than so many times the limit has them emptied with each
 // window that goes. Page tables are a 512th of the memory that they map.
 const mostTables = 64
 
@@ -370,7 +369,8 @@ func (m *Windows) unregistered(cu *driver.CUDA, n *window) (err error) {
 	return err
 }
 
-// tablesEnd waits until the GPU has read what any Mover has found by now. The worker itself is in no table. It needs mu and gives it up meanwhile.
+// tablesEnd waits until the GPU has read all windows that any Mover has found by now. The worker itself is in no table. It needs mu and gives it
+// up meanwhile.
 func (m *Windows) tablesEnd(w *crew.Worker) error {
 	m.mu.Unlock()
 	w.Drain() // waiting for our copies here does not burn the CPU as the driver does

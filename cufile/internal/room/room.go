@@ -1,7 +1,7 @@
 // Package room says which bytes of an arena are free. It has no lock: its arena has one.
 package room
 
-// Room is what is free: ranges in order, none next to another.
+// Room is the free memory: ranges in order, none next to another.
 type Room struct{ free []span }
 
 type span struct{ at, n int64 }
@@ -28,7 +28,7 @@ func (r *Room) Take(n int64) (at int64, ok bool) {
 	return 0, false
 }
 
-// Give takes back what Take gave.
+// Give takes back a range of Take.
 func (r *Room) Give(at, n int64) {
 	if n == 0 {
 		return

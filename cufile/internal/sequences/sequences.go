@@ -1,5 +1,5 @@
-// Package sequences writes what variable-length attention needs for a batch of packed documents to memory of the caller. That is where
-// each begins, positions, numbers of documents, and padding.
+// Package sequences writes the inputs of variable-length attention for a batch of packed documents to memory of the caller. That is
+// where each begins, positions, numbers of documents, and padding.
 package sequences
 
 import (
@@ -16,8 +16,8 @@ import (
 	"github.com/hbmfs/hbmfs/cufile/internal/driver"
 )
 
-// Sequences are the documents of a batch of tokens, or parts of them, one behind the other. A request writes what attention of
-// variable lengths needs of them to memory of the caller, and pads its target. The slices must stay until the request is done.
+// Sequences are the documents of a batch of tokens, or parts of them, one behind the other. A request writes the inputs of
+// variable-length attention to memory of the caller, and pads its target. The slices must stay until the request is done.
 type Sequences struct {
 	Lengths   []int64 // tokens of each, 2^31-1 in all at most
 	Documents []int64 // the number of each one's document; below 0 it is padding
@@ -44,7 +44,7 @@ func New(d *device.Device, c *crew.Crew, threads int) *Writer {
 	return &Writer{device: d, crew: c, threads: threads}
 }
 
-// Writing writes what sequences say, once.
+// Writing writes the outputs of sequences, once.
 type Writing struct {
 	*Sequences
 	r      *Writer
@@ -125,7 +125,8 @@ func (s *Writing) Also(w *crew.Worker, slot *crew.Slot, used int) error {
 // Begun says whether nothing is left for Finish.
 func (s *Writing) Begun() bool { return s.begun.Load() }
 
-// Finish writes what was not begun, behind an event. When it returns, also with an error, nothing is under way.
+// Finish does the writes that were not begun, behind an event. When it returns, also with an error, nothing is
+// under way.
 func (s *Writing) Finish(ctx context.Context, after driver.Handle) error {
 	if !s.begun.CompareAndSwap(false, true) {
 		return nil

@@ -66,7 +66,7 @@ type batch struct {
 
 	next int // the file after the last one that was asked for; guarded by Descriptors.turn
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	objects map[uint64]*Backing
 	users   map[uint64]int // files that have bytes of an object and are not closed
 	open    int            // files that are not closed
@@ -82,7 +82,7 @@ type batchFile struct {
 	list       []Run
 	closing    []*Backing // backing files that no other file needs
 
-	mu      sync.Mutex   // guards what follows
+	mu      sync.Mutex   // guards the fields below
 	instead *mountedFile // once a cache has removed its backing files: the file, opened in the mount
 }
 

@@ -60,7 +60,7 @@ func (c *Chunk) Read(p []byte) error {
 }
 
 // Columns of a matrix are short pieces, and a system call for each costs several times as much as the copy. So one call reads
-// pieces that are near each other, and what lies between them as well: that goes to memory which stays in the CPU's cache.
+// pieces that are near each other, and the bytes between them as well. Those go to memory which stays in the CPU's cache.
 const (
 	mostGap  = 8 << 10 // bytes between two pieces
 	mostNear = 512     // pieces of one call, which takes 1,024 buffers
@@ -98,7 +98,8 @@ func read(pieces []Piece, p []byte) error {
 	return nil
 }
 
-// buffers gives those for consecutive bytes of the file: near pieces go to p, what lies between them is dropped.
+// buffers gives those for consecutive bytes of the file: near pieces go to p, and bytes between them are
+// dropped.
 func buffers(pieces []Piece, p []byte) [][]byte {
 	list, dropped := make([][]byte, 0, 2*len(pieces)), make([]byte, mostGap)
 	end := pieces[0].Offset

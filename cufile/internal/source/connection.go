@@ -10,7 +10,7 @@ import (
 // connections are those to the daemons of mounts: one for each, whichever files are open there, since a user may have
 // few. Those of a batch are its own: a lookup brings no backing file that its connection has redeemed.
 type connections struct {
-	mu   sync.Mutex // guards what follows
+	mu   sync.Mutex // guards the fields below
 	open map[control.Epoch]*connection
 }
 
@@ -19,7 +19,7 @@ type connection struct {
 	*control.Client
 	users int // guarded by connections.mu
 
-	mu   sync.Mutex // guards what follows
+	mu   sync.Mutex // guards the fields below
 	late []uint64   // objects that were closed while the daemon did not listen
 }
 

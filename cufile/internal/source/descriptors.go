@@ -17,9 +17,9 @@ import (
 // Descriptors bounds the backing files of mounts that a reader has open: a view can have more shards than a process may
 // open files. A file that no request uses stays open until others need its place; the least recently used goes first.
 //
-// A mapping that is registered with CUDA outlives the descriptor it was made of, unless the file is a cache's: that may
-// unlink what was given back, and the mapping would keep its place on the disk. A cuFile handle never does, so it is
-// given back before the descriptor is closed.
+// A mapping that is registered with CUDA outlives the descriptor it was made of, unless the file is a cache's. The
+// cache may unlink a file that was given back, and the mapping would keep its place on the disk. A cuFile handle never
+// does, so it is given back before the descriptor is closed.
 type Descriptors struct {
 	limit int                                     // backing files open at once
 	letGo func(context.Context, []*Backing) error // makes the device let go of files, so that they can be closed
@@ -27,7 +27,7 @@ type Descriptors struct {
 	freed chan struct{}                           // holds a hint that some file is no longer pinned
 	watch *Watch
 
-	mu      sync.Mutex // guards what follows, and pins and element of each backing
+	mu      sync.Mutex // guards the fields below, and pins and element of each backing
 	order   *list.List // of *backing: those that are open, the most recently used first
 	inUse   int        // how many of them are in use
 	cached  int        // how many of them are a cache's
@@ -360,8 +360,8 @@ const selectable = 1024
 // hardlyAny is how many files each reader may have open while others have all that readers may.
 const hardlyAny = 64
 
-// own makes a descriptor that came the reader's. Its number says how many the process has. Readers leave half of what it may have to its
-// other files. Those with few files may take a quarter more, and those with hardly any what there is. Otherwise it is closed: ErrCrowded.
+// own makes a descriptor that came the reader's. Its number says how many the process has. Readers leave half of the process's limit to
+// its other files. Those with few files may take a quarter more, and those with hardly any take all. Otherwise it is closed: ErrCrowded.
 // before counts the files of the same request that are open already, and not yet in the order.
 func (h *Descriptors) own(from *os.File, before int) (fd int, err error) {
 	fd, err = unix.FcntlInt(from.Fd(), unix.F_DUPFD_CLOEXEC, selectable)
@@ -419,7 +419,7 @@ type Group struct {
 }
 
 // Split makes groups of pieces that lie in at most share lent files. Where one group is not enough, each file is in
-// one group only: pieces are sorted by their files, in the order of the files' places.
+// one group only. Pieces are sorted by their files, in the order of the files' places.
 func Split(pieces []Piece, share int) []Group {
 	groups := cutGroups(pieces, share)
 	if len(groups) == 1 {

@@ -22,7 +22,7 @@ type Map struct {
 	shift int
 }
 
-// Place is what a device's thread remembers of a run.
+// Place is a run's state on a device's thread.
 type Place struct {
 	Base       driver.Pointer // where the device sees the run's first byte, if it sees the whole run
 	Generation uint32         // of the device's registrations that Base is valid in; 0 for none
@@ -35,7 +35,7 @@ type Registered struct {
 	window int64           // bytes of a window
 	At     []atomic.Uint64 // a driver.Pointer, the same for all devices; 0 for a window that they do not see
 	Used   []atomic.Uint32 // the round in which a window was read last
-	Copied bool            // they see a copy: what becomes of the file does not change it
+	Copied bool            // they see a copy: changes of the file do not reach it
 
 	End atomic.Pointer[End] // of the last window that the device sees; nil where none is known
 }

@@ -28,7 +28,7 @@ type mountedFile struct {
 
 	dialing sync.Mutex // held by who makes another connection
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	client  *connection
 	all     known // of all its bytes; not known while they are many and no request needed all
 	place   *Map  // of all.runs, once it was asked for
@@ -40,8 +40,8 @@ type mountedFile struct {
 // InlineObject is the object of bytes that lie in no backing file (docs/reference/control-protocol.md).
 const InlineObject = 0
 
-// A regular view has few runs, whatever its size. Up to fewRuns are asked for at once. Of a file with more only those
-// of a request are, until one needs more than manyRuns: then all are kept. mostRuns bounds their memory, 56 bytes each.
+// A regular view of any size has few runs. Up to fewRuns are asked for at once. Of a file with more only those of a
+// request are, until one needs more than manyRuns: then all are kept. mostRuns bounds their memory, 56 bytes each.
 const (
 	fewRuns  = 1 << 12
 	manyRuns = 1 << 6
@@ -86,7 +86,7 @@ func (m *mountedFile) extents(ctx context.Context, offset, n, most int64) ([]Run
 func (m *mountedFile) runOf(e *control.Extent) (Run, error) {
 	switch {
 	case e.Flags&control.ExtentMount != 0:
-		// Its offset is the place in the file, whatever the extent says.
+		// Its offset is the place in the file; the extent's does not count.
 		r := Run{e.Logical, e.Length * e.Count, InlineObject, e.Logical, 0, 1}
 		if e.Flags&control.ExtentPending != 0 {
 			r.Object = pendingObject
@@ -206,8 +206,8 @@ func (m *mountedFile) connection() *connection {
 	return m.client
 }
 
-// reconnect makes another connection where the daemon has gone and another goes on with the mount: it keeps the numbers of objects, and
-// what was redeemed is good. It reports whether a question may be asked again.
+// reconnect makes another connection where the daemon has gone and another goes on with the mount. It keeps the numbers of objects, and
+// redeemed tickets stay good. It reports whether a question may be asked again.
 func (m *mountedFile) reconnect(ctx context.Context) bool {
 	m.dialing.Lock()
 	defer m.dialing.Unlock()
@@ -330,7 +330,7 @@ func crowded(err error) error {
 
 // redeem makes a redeemed descriptor the file's own, if there is room for it.
 func (b *Backing) redeem(from *control.Backing, h *Descriptors, before int) error {
-	if from.Err != nil && b.Cached { // whatever it is: the mount reads on without its cache
+	if from.Err != nil && b.Cached { // for any error: the mount reads on without its cache
 		return fmt.Errorf("open %s: %w: %w", b.Name, ErrMoved, from.Err)
 	}
 	if from.Err != nil {

@@ -12,8 +12,8 @@ import (
 	"github.com/hbmfs/hbmfs/control"
 )
 
-// notices are what the daemon of one mount tells of changes at its source, so that a reader need not look at the files. A counter in memory says whether
-// there is something new: see CHANGES in docs/reference/control-protocol.md. While the daemon does not look, its readers do: see Watch.
+// notices are a daemon's reports of changes at its source, so that a reader need not look at the files. A counter in memory says whether there is
+// something new: see CHANGES in docs/reference/control-protocol.md. While the daemon does not look, its readers do: see Watch.
 type notices struct {
 	opener *Opener
 	path   string // in the mount
@@ -31,7 +31,7 @@ type notices struct {
 	beat    atomic.Int64  // when it has looked last, as it says
 	changed atomic.Int64  // when that has changed last, of time.Since(began)
 
-	mu     sync.Mutex // guards what follows; held while the daemon is asked
+	mu     sync.Mutex // guards the fields below; held while the daemon is asked
 	client *connection
 	next   uint64 // in the daemon's list
 	files  map[uint64][]*Backing
@@ -129,7 +129,7 @@ func (n *notices) connect(ctx context.Context) error {
 	return n.hear(ctx)
 }
 
-// hear takes what is new in the daemon's list. It needs mu.
+// hear takes the new entries of the daemon's list. It needs mu.
 func (n *notices) hear(ctx context.Context) error {
 	seen := n.page.Load().counter.Changes.Load()
 	defer n.seen.Store(seen)
@@ -208,7 +208,7 @@ func (n *notices) look() bool {
 // live says whether the daemon looks at the files.
 func (n *notices) live() bool { return n != nil && n.up.Load() && n.beats.Load() }
 
-// ask asks what is new.
+// ask asks for new entries.
 func (n *notices) ask(ctx context.Context) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -22,7 +22,7 @@ type Opener struct {
 	ids         atomic.Uint64
 	connections connections
 
-	noticing sync.Mutex // guards what follows
+	noticing sync.Mutex // guards the fields below
 	noticed  map[control.Epoch]*notices
 }
 
@@ -32,7 +32,7 @@ func NewOpener(client string, h *Descriptors) *Opener {
 }
 
 // Open opens a file of a mount by the control channel, and any other by its name. Where the control channel cannot be had, or
-// has no connection left, the file is read through the mount, and note says so: that is slower, and neither mapped nor direct.
+// has no connection left, the file is read through the mount, and note says so. That is slower, and neither mapped nor direct.
 func (o *Opener) Open(ctx context.Context, name string) (s File, note string, err error) {
 	m, err := o.openMounted(ctx, name)
 	switch {

@@ -1,6 +1,6 @@
 package source
 
-// Pack makes chunks of at most size bytes and count pieces, which land anywhere: each piece of a chunk goes behind the one before, and from there to its
+// Pack makes chunks of at most size bytes and count pieces, which land anywhere. Each piece of a chunk goes behind the one before, and from there to its
 // place in Places. No piece is longer than most.
 func Pack(pieces []Piece, size int64, count int, most int64) (chunks []Chunk) {
 	for _, p := range pieces {

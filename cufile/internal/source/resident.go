@@ -12,8 +12,8 @@ import (
 	"github.com/hbmfs/hbmfs/cufile/internal/driver"
 )
 
-// Resident gives the fraction of pieces that is in the page cache, 0 to 1, from a sample; false where the kernel does
-// not tell this user.
+// Resident gives the fraction of pieces that is in the page cache, 0 to 1, from a sample. It gives false where the
+// kernel does not tell this user.
 func Resident(pieces []Piece) (float64, bool) {
 	const samples = 32
 	pages, cached := int64(0), int64(0)

@@ -24,7 +24,7 @@ type Finder struct {
 	skip int64  // bytes of it that were found
 }
 
-// Find calls put with at most room parts of what comes next. Rows that are not registered, or whose file cannot be looked at or has changed, are Missing.
+// Find calls put with at most room of the next parts. Rows that are not registered, or whose file cannot be looked at or has changed, are Missing.
 func (f *Finder) Find(room int, put func(r *Rows, at driver.Pointer, s Span)) {
 	for ; len(f.Rows) > 0; f.Rows, f.next = f.Rows[1:], 0 {
 		if r := &f.Rows[0]; len(r.Spans) > 0 {

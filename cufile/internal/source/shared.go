@@ -6,9 +6,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// descriptions are the files that daemons have lent to readers of this process, by what they are.
+// descriptions are the files that daemons have lent to readers of this process, by version.
 type descriptions struct {
-	mu   sync.Mutex // guards what follows, and users of each
+	mu   sync.Mutex // guards the fields below, and users of each
 	open map[Version]*description
 }
 

@@ -77,7 +77,7 @@ type Backing struct {
 	notices      *notices                     // of the daemon that looks at it; nil where none does
 	Seen         atomic.Pointer[Registered]   // where a device sees it; nil where it is not mapped
 
-	shared *description // what FD is of; nil where no other reader may use it
+	shared *description // FD's open file; nil where no other reader may use it
 
 	mu       sync.Mutex
 	directFD int // O_DIRECT, opened on demand: 0 not tried, -1 refused

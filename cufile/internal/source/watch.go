@@ -15,8 +15,9 @@ import (
 // Watch knows which files have changed, beside the requests that read them. A request that reads memory which the device sees asks the kernel nothing.
 // Each request of a file that has changed fails from then on.
 //
-// The daemon of a mount looks at its files: see notices. The Watch looks by itself at plain files, at those of caches, and at all where no daemon looks: each
-// lookEvery at files that were read. Of a file without an open descriptor it sees the ends of its mappings, so it notices cuts, and not what is written in place.
+// The daemon of a mount looks at its files: see notices. The Watch looks by itself at plain files, at those of caches, and at all where no daemon looks. Each
+// lookEvery it looks at files that were read. Of a file without an open descriptor it sees the ends of its mappings, so it notices cuts, and no writes in
+// place.
 //
 // A request marks a file, once in each turn. A turn ends when the Watch has looked at the marked files, or when a file is closed, or has changed.
 type Watch struct {
@@ -25,7 +26,7 @@ type Watch struct {
 	closed atomic.Uint32 // files that cannot be looked at any more
 	hears  atomic.Pointer[[]*notices]
 
-	mu      sync.Mutex // guards what follows, and open, marked and due of each Backing
+	mu      sync.Mutex // guards the fields below, and open, marked and due of each Backing
 	marked  []*Backing // in this turn
 	since   time.Time  // when it began
 	looking bool       // a goroutine looks
@@ -138,7 +139,8 @@ func (w *Watch) lookAt(list []*Backing, since time.Time) {
 	}
 }
 
-// end is that of what a device sees of a file. A cache's file is not looked at by it, since the place on the disk goes with the descriptor.
+// end is that of the part of a file that a device sees. A cache's file is not looked at by it, since the place on the disk goes with the
+// descriptor.
 func (b *Backing) end() *End {
 	seen := b.Seen.Load()
 	if seen == nil || b.Cached {
@@ -191,7 +193,7 @@ func (w *Watch) told(b *Backing, c *control.Change, since time.Time) {
 	switch c.Kind {
 	case control.ChangeCut:
 		e.kind = ErrShort
-	case control.ChangeReplaced, control.ChangeRemoved: // what is open and mapped is the old file
+	case control.ChangeReplaced, control.ChangeRemoved: // open descriptors and mappings have the old file
 		e.Since = time.Time{}
 	}
 	b.changed.CompareAndSwap(nil, e)
@@ -214,7 +216,7 @@ func (w *Watch) News() (some bool) {
 	return some
 }
 
-// Hear asks daemons what has changed. It takes a while, so whoever may not wait looks for News first.
+// Hear asks daemons for changes. It takes a while, so callers that may not wait look for News first.
 func (w *Watch) Hear(ctx context.Context) {
 	if list := w.hears.Load(); list != nil {
 		for _, n := range *list {
@@ -256,7 +258,7 @@ func (w *Watch) opened(b *Backing) {
 	b.open = true
 }
 
-// closing looks at a file for the last time, before it is closed. It gives what has changed, unless a request gave that.
+// closing looks at a file for the last time, before it is closed. It gives changes that no request gave before.
 func (w *Watch) closing(b *Backing) error {
 	w.mu.Lock()
 	open, due, since := b.open, b.due, w.since

@@ -39,7 +39,7 @@ func New(o Options) *Mover {
 	return m
 }
 
-// Pieces that land here and there are read into a slot one behind the other, and the gather kernel brings them to their places, by a table behind them: there
+// Pieces that land here and there are read into a slot one behind the other, and the gather kernel brings them to their places, by a table behind them. There
 // is room for two pages. No piece is longer than crew.LaunchBytes, so that no warp works long after the others.
 const mostPacked = 2*driver.PageSize/driver.PieceBytes - 1
 

@@ -17,7 +17,7 @@ const every = time.Second
 
 // Tally counts the bytes of one file since the last report. The zero value is ready.
 type Tally struct {
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	moved map[key]control.PathReport
 	said  time.Time
 }
@@ -40,7 +40,7 @@ func (t *Tally) Add(path control.PathNumber, reason string, bytes int64) {
 	t.moved[k] = control.PathReport{Path: path, Reason: k.reason, Bytes: sum.Bytes + bytes, Reads: sum.Reads + 1}
 }
 
-// Due gives what is to be reported now, if anything is.
+// Due gives the figures to report now, if there are any.
 func (t *Tally) Due() []control.PathReport {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -92,12 +92,13 @@ func Report(daemon func() *control.Client, list []control.PathReport) {
 
 // Readers is how many readers a daemon counts. The zero value is ready.
 type Readers struct {
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	known int        // the asking one included
 	asked time.Time
 }
 
-// Count asks a daemon, if it was not asked lately. Without one it gives what the last one said; 0 where none did.
+// Count asks a daemon, if it was not asked lately. Without one it gives the last one's figure; 0 where there was
+// none.
 func (r *Readers) Count(ctx context.Context, daemon func() *control.Client) int {
 	r.mu.Lock()
 	known, due := r.known, daemon != nil && time.Since(r.asked) >= every

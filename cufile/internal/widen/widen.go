@@ -1,5 +1,5 @@
-// Package widen brings bytes from one place of a device to many others, and makes their elements wider on the way, or writes them twice:
-// after they have crossed the link. Rows that the GPU sees in the page cache need no such way, see package mapped.
+// Package widen brings bytes from one place of a device to many others, and makes their elements wider on the way, or writes them twice.
+// It does so after they have crossed the link. Rows that the GPU sees in the page cache need no such way, see package mapped.
 package widen
 
 import (

@@ -1,5 +1,5 @@
 // Package kvtest stands for the daemon of a KV volume in tests of its clients. It keeps one namespace in memory, of so many slots in
-// each tier, evicts nothing, and does on request what a daemon does that is replaced, forgets, or lies.
+// each tier, evicts nothing, and on request behaves like a daemon that is replaced, forgets, or lies.
 package kvtest
 
 import (
@@ -19,7 +19,7 @@ import (
 	"github.com/hbmfs/hbmfs/control"
 )
 
-// Options say what a Daemon has.
+// Options describe a Daemon.
 type Options struct {
 	Dir        string // stands for the mount
 	BlockBytes int64
@@ -37,7 +37,7 @@ type Daemon struct {
 	slot  int64
 	from  *net.UnixListener
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	epoch  control.Epoch
 	conns  map[*control.Conn]bool
 	blocks map[string]*block
@@ -150,7 +150,7 @@ func (d *Daemon) Close() error {
 	return err
 }
 
-// Cut ends all connections, as a hand-over does: what clients hold stays. No frame is done after it that came before.
+// Cut ends all connections, as a hand-over does: clients' holds stay. No frame is done after it that came before.
 func (d *Daemon) Cut() {
 	d.mu.Lock()
 	defer d.mu.Unlock()

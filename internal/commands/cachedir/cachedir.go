@@ -157,7 +157,7 @@ func (c *Filter) fits(g *store.Segment) bool {
 	return c.All || g.Damage == "" && (c.Source == "" || glob(c.Source).MatchString(g.Source)) && (c.Object == "" || glob(c.Object).MatchString(g.Object))
 }
 
-// Remove takes segments out of a cache. With an error comes what was removed before it.
+// Remove takes segments out of a cache. An error comes with the files that were removed before it.
 func Remove(ctx context.Context, dir string, s *store.Store, which Filter) (Removal, error) {
 	done := Removal{Directory: dir}
 	err := s.Segments(ctx, false, func(g store.Segment) error {

@@ -1,5 +1,5 @@
-// Package check finds out whether reads of a file can go from its storage straight into a GPU (GPUDirect Storage), and
-// if not, names the first obstacle and the command that removes it.
+// Package check finds out whether reads of a file can go from its storage straight into a GPU (GPUDirect Storage). If
+// they cannot, it names the first obstacle and the command that removes it.
 //
 // It works in three steps, so that a machine can be judged far from where it stands:
 //

@@ -130,7 +130,7 @@ func (j *judge) verdict() Verdict {
 		return Verdict{Path: Direct, Reason: proof.Why}
 	}
 	if f := j.first(func(f *finding) bool { return f.noGPU }); f != nil {
-		// Neither way is tried, so that what only one of them lacks stops nothing.
+		// Neither way is tried, so that a lack of only one of them stops nothing.
 		j.soften(nvfs, Warn, "")
 		j.soften(p2p, Warn, "")
 		return f.verdict(Host)

@@ -29,7 +29,7 @@ type Finding struct {
 	Level   Level  `json:"level"`
 	Key     string `json:"key,omitempty"` // with its sections, "properties.io_batchsize"
 	Message string `json:"message"`
-	Fix     string `json:"fix,omitempty"` // what corrects it; empty where that is not known
+	Fix     string `json:"fix,omitempty"` // the correction; empty where it is not known
 }
 
 func (f Finding) String() string {

@@ -3,7 +3,7 @@
 //
 // The keys are those of deepspeed/runtime/swap_tensor/constants.py and aio_config.py, DeepSpeed 0.18 and before. DeepSpeed ignores
 // keys of aio that it does not know. With use_gds it writes a cufile.json of its own, with compat mode off, and any error of cuFile
-// ends the process (csrc/gds/py_lib/deepspeed_py_gds_handle.cpp): so values are judged as cuFile judges them, and a place that
+// ends the process (csrc/gds/py_lib/deepspeed_py_gds_handle.cpp). So values are judged as cuFile judges them, and a place that
 // cannot be read directly is an error.
 package deepspeed
 

@@ -66,7 +66,8 @@ type Verification struct {
 // Options say how much is done.
 type Options struct {
 	Verify bool // compare all bytes with the manifest
-	// Progress is told what begins, of how many steps or bytes. It returns what is called for each, and at the end.
+	// Progress hears of each beginning part, and of its number of steps or bytes. It returns the functions that are
+	// called for each, and at the end.
 	Progress func(doing string, total int64, bytes bool) (add func(int64), end func())
 }
 
@@ -105,7 +106,7 @@ func (opt *Options) inspect(ctx context.Context, source string, v *layout.Volume
 		}
 	}
 	for _, o := range v.Objects {
-		if !used[o] && path.Base(o.Name) != layout.ManifestName { // which says what the others are
+		if !used[o] && path.Base(o.Name) != layout.ManifestName { // which describes the others
 			r.Raw++
 		}
 	}

@@ -18,7 +18,7 @@ type Sums struct {
 	absent string // why there are none
 }
 
-// None says why nothing was compared: there are no checksums, or what was read holds no whole block.
+// None says why nothing was compared: there are no checksums, or the bytes read hold no whole block.
 func (s *Sums) None() string {
 	if s.absent != "" {
 		return s.absent
@@ -33,7 +33,7 @@ func Manifest(source string) []byte {
 	}
 	_, data, err := beside(source, layout.MaxTokensManifest)
 	if err != nil {
-		return nil // --verify says what is wrong with it
+		return nil // --verify reports its error
 	}
 	return data
 }

@@ -16,7 +16,7 @@
 //	n(R)       = ceil(R/(1-R) x T_reg x link / bytes)           I/Os until a wanted R: the break-even
 //
 // CPU memory has pages of 4 KiB. At 1 us a page, the textbook's figure, 1 GiB costs 262,144 pages = 262 ms. The driver
-// of an H200 host needed 22 to 24 ms/GB (0.098 us a page) for page cache that was populated (docs/benchmarks-gpu.md).
+// of an H200 host needed 22 to 24 ms/GB (0.098 us a page) for page cache that was populated (docs/benchmarks.md).
 // GPU memory is pinned in pages of 64 KiB (nvidia-fs: the shadow buffer's granularity), 16 times fewer.
 //
 // Known figures of others, compared with the model (registration_test.go computes all of them):
@@ -65,10 +65,10 @@
 // or assumed ones are +-15%, unless the description says otherwise. Registration is bounded from both sides. Low
 // follows from all low figures together, high from all high ones: wide on purpose, and no confidence interval.
 //
-// # What was held out
+// # Runs that were held out
 //
-// Calibrated by runs on one and two H200s, the model predicts four and eight: pinned within 9%, mapped within 5%,
-// staged within 15% (heldout_test.go; docs/reference/planning.md has the table). The layout of that host was not recorded with
-// the figures. Four GPUs on two x16 uplinks of each socket, and 50 GB/s between the sockets (about one UPI or xGMI
-// link), are assumptions. The test shows that any value from 40 to 80 GB/s would have done.
+// Calibrated by runs on one and two H200s, the model predicts four and eight. It is within 9% for pinned, 5% for mapped and
+// 15% for staged (heldout_test.go; docs/reference/planning.md has the table). The layout of that host was not recorded with
+// the figures. Four GPUs on two x16 uplinks of each socket, and 50 GB/s between the sockets (about one UPI or xGMI link), are
+// assumptions. The test shows that any value from 40 to 80 GB/s would have done.
 package plan

@@ -85,7 +85,8 @@ func Rows(samples []Sample, before []Row) []Row {
 // Degraded is the state of a mount that answers, while reads of it have failed or its cache has.
 const Degraded aside.State = "degraded"
 
-// degraded says why a mount is, and nothing where it is well. Other errors than these are what programs ask for: a missing file, or a right.
+// degraded says why a mount is, and nothing where it is well. Other errors than these come from requests of programs: for a missing file, or
+// a right.
 func degraded(s *status.Status) string {
 	stale, failed := s.Counters.ErrorsByErrno["ESTALE"], s.Counters.ErrorsByErrno["EIO"]
 	switch {

@@ -18,7 +18,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/sys/aside"
 )
 
-// Screen is the live view: what it shows, and which mount is selected. [Screen.Run] alone uses it.
+// Screen is the live view: its lines, and the selected mount. [Screen.Run] alone uses it.
 type Screen struct {
 	Sampler  *Sampler
 	Interval time.Duration
@@ -107,7 +107,7 @@ func (s *Screen) show(t taken) {
 	s.move(0)
 }
 
-// readKeys passes on what is typed, a key each, and closes keys when the terminal is gone. It ends with ctx.
+// readKeys passes on typed keys, one at a time, and closes keys when the terminal is gone. It ends with ctx.
 func readKeys(ctx context.Context, in *os.File, keys chan<- string) {
 	defer close(keys)
 	buffer := make([]byte, 64)
@@ -135,7 +135,7 @@ func readKeys(ctx context.Context, in *os.File, keys chan<- string) {
 	}
 }
 
-// press does what a key means, and tells whether it ends the view.
+// press carries out a key, and tells whether it ends the view.
 func (s *Screen) press(key string) (quit bool) {
 	switch key {
 	case "q", "\x1b", "\x03": // escape, Ctrl-C
@@ -164,17 +164,17 @@ func (s *Screen) move(by int) {
 	}
 }
 
-// draw writes over what is on the screen, so that nothing flickers.
+// draw writes over the old screen, so that nothing flickers.
 func (s *Screen) draw(out io.Writer) {
 	lines := strings.Split(strings.TrimRight(s.text(), "\n"), "\n")
 	lines = lines[:min(len(lines), max(1, s.height))]
 	fmt.Fprint(out, "\x1b[H"+strings.Join(lines, "\x1b[K\r\n")+"\x1b[K\x1b[J")
 }
 
-// detailLines is what the details of a mount get of the screen, however many mounts there are.
+// detailLines is the number of lines for a mount's details, for any number of mounts.
 const detailLines = 12
 
-// text is the screen. The terminal cuts what is too wide.
+// text is the screen. The terminal cuts lines that are too wide.
 func (s *Screen) text() string {
 	var b strings.Builder
 	switch {
@@ -212,7 +212,7 @@ func (s *Screen) text() string {
 	return b.String()
 }
 
-// hang breaks a line of details that is too wide for the terminal, below the beginning of its text.
+// hang breaks a line of details that is too wide for the terminal, below the beginning of its text. A width of 0 breaks none.
 func hang(line string, width int) string {
 	at := 0
 	if _, text, found := strings.Cut(strings.TrimLeft(line, " "), "  "); found {

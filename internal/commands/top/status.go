@@ -1,10 +1,12 @@
 package top
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -47,10 +49,11 @@ func StatusOf(ctx context.Context, program, path string, patience time.Duration)
 // setsMost is how many sets a status lists.
 const setsMost = 20
 
-// WriteStatus writes how a mount is and what it shows, without rates.
-func WriteStatus(w io.Writer, r *Row) error {
+// WriteStatus writes a mount's state and contents, without rates, for a terminal of so many columns; 0 breaks no lines.
+func WriteStatus(w io.Writer, r *Row, columns int) error {
 	fmt.Fprintf(w, "%s: %s\n", cli.Printable(r.MountPoint), r.State)
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	var lines bytes.Buffer
+	t := tabwriter.NewWriter(&lines, 0, 0, 2, ' ', 0)
 	if r.Error != "" {
 		fmt.Fprintf(t, "  error\t%s\n", cli.Printable(r.Error))
 	}
@@ -89,5 +92,13 @@ func WriteStatus(w io.Writer, r *Row) error {
 		}
 		writeStatus(t, r)
 	}
-	return t.Flush()
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	for line := range strings.Lines(lines.String()) {
+		if _, err := io.WriteString(w, hang(strings.TrimSuffix(line, "\n"), columns)); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -16,8 +16,8 @@ import (
 	"github.com/hbmfs/hbmfs/internal/text/size"
 )
 
-// WriteTable writes one line for each mount, under a line of headings. width is how many columns the terminal has: the table leaves out what
-// it has no room for, the least useful first. 0 leaves nothing out.
+// WriteTable writes one line for each mount, under a line of headings. width is how many columns the terminal has: the table leaves out
+// columns that do not fit, the least useful first. 0 leaves nothing out.
 func WriteTable(w io.Writer, rows []Row, width int) error {
 	table := [][]string{{"MOUNT", "STATE", "PASSTHROUGH", "OPEN", "OPENS/S", "SPLICE/S", "COPY/S", "READERS/S", "ORIGIN/S", "CACHE", "ERRORS"}}
 	most := 40
@@ -89,7 +89,7 @@ func cacheCell(r *Row) string {
 	return fmt.Sprintf("%.0f%%", 100*float64(c.Bytes)/float64(max(1, c.Limit)))
 }
 
-// WriteDetails writes what a mount's line has no room for.
+// WriteDetails writes the details that do not fit a mount's line.
 func WriteDetails(w io.Writer, r *Row) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(t, "%s\n", shorten(r.MountPoint, 120))
@@ -197,7 +197,7 @@ func errnoText(byErrno map[string]int64) string {
 	return strings.Join(parts, ", ")
 }
 
-// writeOrigin writes what was asked of a remote source, and of the caches before it.
+// writeOrigin writes the requests to a remote source, and to the caches before it.
 func writeOrigin(t io.Writer, r *Row) {
 	o := r.Told.Origin
 	if o == nil {
@@ -233,7 +233,7 @@ func writeLatency(t io.Writer, r *Row) {
 	fmt.Fprintf(t, "  \t%v %s over %v\n", bounds[0], bars(r.Told.Origin.Latency), bounds[len(bounds)-1])
 }
 
-// bars draws counts, each as a part of the largest. What is not zero is seen.
+// bars draws counts, each as a part of the largest. Only counts other than zero are shown.
 func bars(counts []int64) string {
 	levels := []rune("▁▂▃▄▅▆▇█")
 	most := slices.Max(append([]int64{1}, counts...))

@@ -2,6 +2,7 @@ package top
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -10,6 +11,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/hbmfs/hbmfs/internal/observe/status"
 	"github.com/hbmfs/hbmfs/internal/sys/aside"
 )
 
@@ -242,5 +244,21 @@ hbmfs_b{mount="/mnt/b",x="} 1"} 2
 `
 	if err != nil || b.String() != want {
 		t.Errorf("metrics of all mounts are (%v)\n%s\nwant\n%s", err, b.String(), want)
+	}
+}
+
+func TestStatusFitsTheTerminal(t *testing.T) {
+	r := Row{MountPoint: "/m", Told: &status.Status{Notes: []string{strings.Repeat("word ", 60)}}}
+	var wide, narrow strings.Builder
+	if err := errors.Join(WriteStatus(&wide, &r, 0), WriteStatus(&narrow, &r, 80)); err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(narrow.String()) {
+		if len(strings.TrimRight(line, " \n")) > 80 {
+			t.Errorf("in 80 columns a line has %d: %q", len(line), line)
+		}
+	}
+	if one, other := strings.Join(strings.Fields(wide.String()), " "), strings.Join(strings.Fields(narrow.String()), " "); one != other {
+		t.Errorf("in 80 columns the status has other words: %q, not %q", other, one)
 	}
 }

@@ -13,7 +13,7 @@ import (
 // draftsMost is how many drafts, and how many refusals, a status lists.
 const draftsMost = 20
 
-// writeCheckpoints writes what a checkpoint volume has, who writes there, and what was refused. nil: it is another mount.
+// writeCheckpoints writes a checkpoint volume's contents, its writers, and refused requests. nil: it is another mount.
 func writeCheckpoints(t io.Writer, c *status.Checkpoints) {
 	if c == nil {
 		return

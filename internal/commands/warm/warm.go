@@ -1,5 +1,5 @@
 // Package warm brings files onto this machine before they are read: those of a mount's cache, and local ones into the page
-// cache. A [Warmer] asks the mount what is missing, has it fetched, and looks whether it stayed.
+// cache. A [Warmer] asks the mount for missing segments, has them fetched, and looks whether they stayed.
 package warm
 
 import (
@@ -35,7 +35,7 @@ type Warmer struct {
 	moved  func(n int64) // hears of bytes as they are looked at or come
 	shards shards        // of the mount that was looked at last
 
-	mu     sync.Mutex // guards what follows, and calls of moved
+	mu     sync.Mutex // guards the fields below, and calls of moved
 	done   Summary
 	began  time.Time // of the bytes that the rate counts
 	paced  int64     // bytes
@@ -68,7 +68,7 @@ func (w *Warmer) count(sum *int64, n int64) {
 	w.moved(n)
 }
 
-// Run looks through the files, has workers fetch what is missing, and sees in the end whether it stayed.
+// Run looks through the files, has workers fetch missing segments, and sees in the end whether they stayed.
 func (w *Warmer) Run(ctx context.Context) error {
 	units := make(chan unit)
 	group, inner := errgroup.WithContext(ctx)
@@ -246,7 +246,8 @@ func (w *Warmer) read(ctx context.Context, u unit) error {
 		}
 		n, err := f.ReadAt(part, at)
 		if errors.Is(err, unix.EINVAL) {
-			// What was published meanwhile is a file of its own, to which O_DIRECT reads of odd lengths go now.
+			// A file that was published meanwhile is another one, to which O_DIRECT reads of odd lengths go
+			// now.
 			if err := clearDirect(f); err != nil {
 				return err
 			}
@@ -285,7 +286,8 @@ func (w *Warmer) pace(ctx context.Context, n int64) error {
 	return pause.For(ctx, time.Until(due))
 }
 
-// settle sums up what is not in the cache. Bytes that have just arrived are checked and synced before they are.
+// settle sums up the bytes that are not in the cache. Bytes that have just arrived are checked and synced
+// before they are.
 func (w *Warmer) settle(ctx context.Context) error {
 	w.mu.Lock()
 	files := w.cached

@@ -1,5 +1,5 @@
-// Package where finds out where the bytes of a file in a mount lie: in files of its source, by name, and in files of this machine,
-// by a path that another program can open.
+// Package where finds out where the bytes of a file in a mount lie. It names files of its source, and paths of files of this
+// machine that another program can open.
 package where
 
 import (
@@ -56,7 +56,7 @@ func Extents(ctx context.Context, f *os.File, as string) ([]Extent, error) {
 	return all, nil
 }
 
-// Run is count equal pieces of a file: the one at offset lies in path from byte at on, the next one length and stride further.
+// Run is count equal pieces of a file. The one at offset lies in path from byte at on, the next one length and stride further.
 type Run struct {
 	Offset int64  `json:"offset"`
 	Length int64  `json:"length"`

@@ -106,7 +106,8 @@ func (h *Host) newDaemon(pid, fd int, child *exec.Cmd) *daemon {
 // logLimit is the size from which the log of a daemon is set aside at its next start.
 const logLimit = 1 << 20
 
-// launch starts the daemon of a volume and returns when its mount is up. With a copy of what a keeper had the daemon goes on with that.
+// launch starts the daemon of a volume and returns when its mount is up. With a copy of a keeper's descriptors the daemon goes on with
+// the mount.
 func (h *Host) launch(ctx context.Context, v *nodeVolume, c handover.Copy) (*daemon, error) {
 	var spec volume.Spec
 	v.with(func(r *record) { spec = r.Spec })
@@ -183,7 +184,8 @@ func (v *nodeVolume) offer(c handover.Copy, cmd *exec.Cmd) (end func(), err erro
 	}, nil
 }
 
-// arguments are those of the command that mounts a volume, without what is mounted where. Where the cache is needed, its directory is made.
+// arguments are those of the command that mounts a volume, without source and mount point. Where the cache is needed, its directory is
+// made.
 func (h *Host) arguments(spec volume.Spec) ([]string, error) {
 	args := append([]string{"mount", "-f", "--no-keeper=false", "--allow-other"}, spec.Flags...)
 	if spec.KV {

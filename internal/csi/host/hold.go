@@ -16,8 +16,8 @@ import (
 	"github.com/hbmfs/hbmfs/internal/sys/pause"
 )
 
-// A keeper dies with its container, as the daemon does. So the host has copies of what keepers have, and gives them to the plugin,
-// whose container is another: the next host gets them back, and its daemons go on with the mounts.
+// A keeper dies with its container, as the daemon does. So the host copies the keepers' descriptors, and gives them to the plugin,
+// whose container is another. The next host gets them back, and its daemons go on with the mounts.
 
 // held are the copies, by the key of their volume. Its own lock comes after the host's.
 type held struct {
@@ -28,7 +28,7 @@ type held struct {
 	told    chan struct{}      // closed, and made anew, when a plugin has told of a mount
 }
 
-// sendTime bounds the time in which a plugin must take what it is told.
+// sendTime bounds the time in which a plugin must take a message.
 const sendTime = time.Second
 
 // tell tells all plugins of a volume. The lock must be held.
@@ -59,7 +59,7 @@ func (h *held) put(key string, c handover.Copy) {
 	h.set(key, c)
 }
 
-// replace keeps a copy in place of the one before, if the daemon still serves what it is of.
+// replace keeps a copy in place of the one before, if the daemon still serves the same mount.
 func (h *held) replace(key string, d *daemon, c handover.Copy) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -95,7 +95,7 @@ func (h *held) set(key string, c handover.Copy) {
 	h.told = make(chan struct{})
 }
 
-// drop forgets a volume, here and in plugins: what is open there would keep its filesystem.
+// drop forgets a volume, here and in plugins: descriptors there would keep its filesystem.
 func (h *held) drop(key string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -138,7 +138,7 @@ const (
 // calm is how long after changes a keeper is asked again, unless a client waits for that: changes come in groups.
 const calm = 20 * time.Millisecond
 
-// keepCopy has a copy of what the keeper of a daemon has, as long as that lives. It goes on beside other work.
+// keepCopy copies the descriptors of a daemon's keeper, as long as that lives. It goes on beside other work.
 func (v *nodeVolume) keepCopy(d *daemon) {
 	ctx, stop := context.WithCancel(v.host.ctx)
 	defer stop()
@@ -175,7 +175,7 @@ func (v *nodeVolume) keepCopy(d *daemon) {
 // errKeepers says that the host cannot tell which keeper a daemon has: it may be starting, or be replaced.
 var errKeepers = errors.New("the daemon has no keeper, or two")
 
-// follow keeps copies of what the keeper of a daemon has, until that keeper ends.
+// follow keeps copies of the descriptors of a daemon's keeper, until that keeper ends.
 func (v *nodeVolume) follow(ctx context.Context, d *daemon) error {
 	keepers, err := keepersBelow(v.dir())
 	if err == nil && len(keepers) != 1 {

@@ -74,7 +74,7 @@ type Host struct {
 
 	looks singleflight.Group // at directories
 	asker *aside.Asker       // of daemons
-	held  held               // copies of what keepers have
+	held  held               // copies of the keepers' descriptors
 
 	mu      sync.Mutex
 	volumes map[string]*nodeVolume // by the name of their directory

@@ -8,7 +8,7 @@ import (
 )
 
 // A volume lingers where its daemon goes on without users. The last pod of a volume that drains may leave before its last checkpoint is at
-// the destination: it lingers until all is remote, or until it gets nothing there for DrainPatience. A KV volume lingers for a time that it
+// the destination. It lingers until all is remote, or until it gets nothing there for DrainPatience. A KV volume lingers for a time that it
 // says, so that a serving pod that is started again finds its blocks in memory. The record says so, and the next host goes on.
 
 const (

@@ -199,7 +199,8 @@ func (v *nodeVolume) resume(ctx context.Context) (went, again bool) {
 	return true, false
 }
 
-// copy returns what the keeper of the mount had, nil where the mount is dead. A plugin may have to bring it.
+// copy returns the descriptors of the mount's keeper, nil where the mount is dead. A plugin may have to bring
+// it.
 func (v *nodeVolume) copy(ctx context.Context) handover.Copy {
 	if _, err := v.device(); err != nil {
 		return nil

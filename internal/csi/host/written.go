@@ -114,7 +114,7 @@ func (v *nodeVolume) clean() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), dropTime)
 	defer cancel()
-	if out, err := aside.Output(ctx, v.host.opt.HBMFS, "checkpoint", "clean", "--all-users", s.Source); err != nil {
+	if out, err := aside.Output(ctx, dropTime, v.host.opt.HBMFS, "checkpoint", "clean", "--all-users", s.Source); err != nil {
 		v.host.log.Error("drafts may be left of a volume: hbmfs checkpoint clean --all-users removes them", "volume", v.key, "directory", s.Source, "error", err)
 	} else if len(out) > 0 {
 		v.host.log.Info("removed what a dead daemon left", "volume", v.key, "said", string(out))

@@ -2,7 +2,7 @@
 // touches mounts other than hbmfs's, and never follows a link that somebody put in its way.
 //
 // Two facts decide how it works. The path of a mount whose daemon is dead cannot be looked at, so only the mount table
-// tells which mounts are where. And mounts propagate: Kubernetes shares kubelet's directory between the host and this
+// tells which mounts are where. And mounts propagate. Kubernetes shares kubelet's directory between the host and this
 // container, and a mount upon the original appears upon each copy that is its peer. So copies are made private before
 // they are attached, and dead mounts are replaced, not covered.
 package mounts

@@ -10,7 +10,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/sys/pause"
 )
 
-// Hold holds copies of what the keepers of the node's mounts have, for the next host, since they die with the host's container. The
+// Hold holds copies of the descriptors of the node's keepers for the next host, since keepers die with the host's container. The
 // plugin only holds them: it never reads one. Where no host comes in time, readers get errors. Hold goes on until ctx ends.
 func Hold(ctx context.Context, socket string) {
 	copies := map[string]handover.Copy{}
@@ -48,7 +48,8 @@ func connect(socket string) (conn int, err error) {
 	return conn, err
 }
 
-// exchange gives a host what the one before had, and hears of all changes until the host ends. It closes the connection.
+// exchange gives a host the descriptors of the one before, and hears of all changes until the host ends. It closes the
+// connection.
 func exchange(ctx context.Context, conn int, copies map[string]handover.Copy) {
 	defer func() { _ = unix.Close(conn) }() // of a host that is gone
 	defer context.AfterFunc(ctx, func() { _ = unix.Shutdown(conn, unix.SHUT_RDWR) })()

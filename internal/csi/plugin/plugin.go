@@ -62,7 +62,7 @@ func (p *Plugin) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.Nod
 	return &csi.NodeGetInfoResponse{NodeId: p.NodeID, MaxVolumesPerNode: p.MaxVolumes}, nil
 }
 
-// NodeGetCapabilities says what the node service can do.
+// NodeGetCapabilities lists the calls of the node service.
 func (p *Plugin) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
 	r := &csi.NodeGetCapabilitiesResponse{}
 	for _, t := range []csi.NodeServiceCapability_RPC_Type{

@@ -1,5 +1,5 @@
-// Package rpc serves and calls gRPC on local sockets, and logs each call: the method, the volume and how it ended, and
-// nothing that may be secret.
+// Package rpc serves and calls gRPC on local sockets, and logs each call. A line has the method, the volume and the
+// result, and nothing that may be secret.
 package rpc
 
 import (

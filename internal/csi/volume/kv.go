@@ -19,7 +19,7 @@ const (
 	keepFor     = "keepFor"
 )
 
-// keepTime is how long a KV volume stays once no pod uses it any more, by default: about as long as a serving pod takes to start again.
+// keepTime is how long a KV volume stays once no pod uses it any more, by default. A serving pod takes about as long to start again.
 const keepTime = 10 * time.Minute
 
 // Bounds of the attributes of a KV volume. hbmfs mount takes no smaller tier.

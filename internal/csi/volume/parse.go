@@ -135,7 +135,7 @@ func Parse(r Request) (Want, error) {
 	return w, w.authenticate(r, values)
 }
 
-// checkOwner refuses other owners of a directory's files in an inline volume: a user who may start a pod could read files
+// checkOwner refuses other owners of a directory's files in an inline volume. A user who may start a pod could read files
 // that the node keeps from him. Administrators make persistent volumes, and a store checks credentials by itself.
 func checkOwner(r Request, s Spec) error {
 	if !r.Inline() || s.Directory() == "" {

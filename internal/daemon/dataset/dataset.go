@@ -1,4 +1,5 @@
-// Package dataset opens what a mount shows: a directory, or a remote source with its cache, its compressed shards decoded.
+// Package dataset opens the source of a mount: a directory, or a remote source with its cache. It decodes compressed
+// shards.
 package dataset
 
 import (
@@ -35,7 +36,7 @@ import (
 // Options say how a source is opened, and where the bytes of a remote one are kept.
 type Options struct {
 	CacheDir   string    // empty: nothing is kept
-	CacheSize  size.Flag // bytes; 0 means what package store takes, here and below
+	CacheSize  size.Flag // bytes; 0 means the default of package store, here and below
 	Segment    size.Flag // bytes
 	MinFree    size.Flag // bytes of the disk that stay free
 	Scrub      size.Rate // bytes per second that are compared with their checksums; 0 for none
@@ -58,8 +59,8 @@ type Options struct {
 	Life *handover.Life // of the daemon: a listing that an earlier one made is taken, and none is made. nil: nobody holds the mount
 }
 
-// MaxOpenFiles is how many backing files may stay open: half of what the process may have, since pipes, the kernel's connection and
-// the log need some too.
+// MaxOpenFiles is how many backing files may stay open: half of the process's limit, since pipes, the kernel's connection and the
+// log need some, too.
 func MaxOpenFiles() int {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
@@ -151,7 +152,7 @@ type Dataset struct {
 	state   *state
 }
 
-// State is what the next daemon takes of the dataset. It is nil where nobody holds the mount.
+// State is the dataset's state for the next daemon. It is nil where nobody holds the mount.
 func (s *Dataset) State() handover.State { return s.state }
 
 // state is a listing, as the origin gave it: pinned, and before anything of it was decoded.
@@ -215,7 +216,7 @@ func (s *Dataset) openDir(ctx context.Context, from string, c *Options) error {
 	return err
 }
 
-// entrySize is about what a file takes in a saved listing.
+// entrySize is about the size of a file's entry in a saved listing.
 const entrySize = 80
 
 // list lists an origin, or takes the listing of an earlier daemon.
@@ -250,7 +251,7 @@ func (s *Dataset) Close() error {
 	return errors.Join(errs...)
 }
 
-// Serve runs what a source needs beside its mount, until ctx ends.
+// Serve runs a source's work beside its mount, until ctx ends.
 func (s *Dataset) Serve(ctx context.Context) {
 	if s.serve != nil {
 		s.serve(ctx)
@@ -324,7 +325,7 @@ func Open(ctx context.Context, from string, c *Options, log *slog.Logger, note f
 }
 
 // UntilDark returns a context for work that needs all of a remote source, such as recognizing its formats. The context ends when the
-// source gives nothing any more: each of its objects has a patience of its own, and there may be very many. why turns the error of such
+// source gives nothing any more. Each of its objects has a patience of its own, and there may be very many. why turns the error of such
 // work into the reason. It is called before the source is opened.
 func (c *Options) UntilDark(ctx context.Context) (working context.Context, why func(error) error) {
 	working, c.dark = context.WithCancelCause(ctx)
@@ -377,7 +378,7 @@ func (s *Dataset) keep(ctx context.Context, origin remoteOrigin, c *Options, log
 	return nil
 }
 
-// decode replaces what is compressed in the listing.
+// decode replaces compressed files in the listing.
 func (s *Dataset) decode(ctx context.Context, c *Options, log *slog.Logger) (*decode.Decoded, error) {
 	decoded, err := decode.Wrap(ctx, s.Listing)
 	if err != nil || !c.Decode {

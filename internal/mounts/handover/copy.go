@@ -11,11 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Copy is what a holder keeps of one mount: descriptors by name. As long as it is open, readers wait for another daemon, also where
-// daemon and keeper are dead. So it is for a process that shares no fate with them, and its owner bounds the time.
+// Copy has a holder's descriptors of one mount, by name. As long as it is open, readers wait for another daemon, also where daemon
+// and keeper are dead. So it is for a process that shares no fate with them, and its owner bounds the time.
 type Copy map[string]int
 
-// copyOf asks a keeper for a copy. asked: what its daemon has asked for ahead of it.
+// copyOf asks a keeper for a copy. asked: the name that its daemon has asked for ahead of it.
 func copyOf(keeper int) (c Copy, asked string, err error) {
 	conn, err := dial(keeper)
 	if err != nil {
@@ -42,7 +42,7 @@ const HoldTime = graceTime
 func (c Copy) Clone() Copy {
 	all := Copy{}
 	for name, fd := range c {
-		if fd, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0); err == nil { // what lacks is refused by the daemon
+		if fd, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0); err == nil { // the daemon refuses missing ones
 			all[name] = fd
 		}
 	}

@@ -1,7 +1,7 @@
 // Package handover keeps a mount alive when its daemon goes: somebody outside, the holder, has the descriptor of /dev/fuse and
 // a small state. While a descriptor of the connection is open anywhere, readers wait and get no error. The next daemon takes
-// both, asks the kernel to send again what was not answered (FUSE_NOTIFY_RESEND, Linux 6.9), and goes on. Upgrade, crash and
-// the out-of-memory killer are one case: the old process is gone, and has said nothing.
+// both, asks the kernel to send unanswered requests again (FUSE_NOTIFY_RESEND, Linux 6.9), and goes on. Upgrade, crash and the
+// out-of-memory killer are one case: the old process is gone, and has said nothing.
 //
 // # Holders
 //
@@ -9,7 +9,8 @@
 //   - systemd's descriptor store (FileDescriptorStoreMax= of the unit), where it started the daemon;
 //   - any other program that starts daemons, and speaks the protocol below.
 //
-// A [Copy] of what a keeper has is for a process that does not end with it: the host of hbmfs-csi, and its plugin.
+// A [Copy] of a keeper's descriptors is for a process that does not end with it: the host of hbmfs-csi, and its
+// plugin.
 //
 // A daemon sees them all as a [Life].
 //
@@ -49,19 +50,18 @@
 //
 // # The state
 //
-// What never changes while the mount lives is in the states: a sealed memfd of sections, with a version and a checksum. Each part of a
-// daemon declares its section by a [State]. A section, or a format, of an unknown version is refused before anything was changed. What
-// changes is memory that all lives share: a [Journal] of records, and tables that parts map. A holder never reads any of them.
+// Constant data of a mount is in the states: a sealed memfd of sections, with a version and a checksum. Each part of a daemon declares
+// its section by a [State]. A section, or a format, of an unknown version is refused before anything was changed. Changing data is
+// memory that all lives share: a [Journal] of records, and tables that parts map. A holder never reads any of them.
 //
 // # Pitfalls
 //
-// A process may be killed between any two instructions, and the next ones with it. So what a holder or a daemon must know waits in its socket before it
-// starts: it holds the mount from its first moment. And a daemon that goes on without a keeper starts a spare and a keeper before it answers. A record is written before its consequence can be seen, what is
-// done twice does no harm, and memory that is shared has one word that makes an entry valid, written last. The kernel sends
-// requests again with the top bit of their number set ([Resent]), and the same number otherwise: that is how an open whose answer
-// was lost is told from a second one.
+// A process may be killed between any two instructions, and the next ones with it. So messages for a holder or a daemon wait in its socket before it starts: it holds the mount from its first moment. And a
+// daemon that goes on without a keeper starts a spare and a keeper before it answers. A record is written before its consequence can be seen, and an action that is done twice does no harm. In shared
+// memory one word makes an entry valid, and is written last. The kernel sends requests again with the top bit of their number set ([Resent]), and the same number otherwise. That tells an open whose answer
+// was lost from a second one.
 //
 // A holder that gets no daemon to serve, three times or for 30 s, aborts the connection: readers get errors, and never hang. So it does
 // where a hundred daemons in a row crash within a second, or are killed before they serve. A daemon serves once it has said READY a second
-// time: the first says that it has the mount, which it may still fail to load.
+// time. The first says that it has the mount, which it may still fail to load.
 package handover

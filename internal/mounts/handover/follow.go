@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Follower has copies of what a keeper has, and hears of changes.
+// Follower has copies of a keeper's descriptors, and hears of changes.
 type Follower struct {
 	keeper int
 	conn   *os.File
@@ -47,7 +47,7 @@ func (f *Follower) Copy() (c Copy, settled func(), err error) {
 }
 
 // Changed waits until the keeper has something else than it had. Changes come in groups, so it waits for more until the keeper was calm for a
-// time; a client that waits for a copy ends that. An error says that the keeper has ended, or ctx has; then nothing more is heard.
+// time. A client that waits for a copy ends that. An error says that the keeper has ended, or ctx has; then nothing more is heard.
 func (f *Follower) Changed(ctx context.Context, calm time.Duration) error {
 	defer context.AfterFunc(ctx, func() { _ = f.conn.SetReadDeadline(time.Unix(1, 0)) })()
 	asks, err := f.hear()
@@ -98,7 +98,7 @@ func (f *Follower) Close() {
 	_ = f.conn.Close()
 }
 
-// following is what a keeper knows of those who want copies.
+// following is a keeper's list of processes that want copies.
 type following struct {
 	whole     bool   // the daemon has told all it had
 	followers []int  // connections of those who hear of changes
@@ -108,8 +108,8 @@ type following struct {
 // mostFollowers is how many processes a keeper tells of changes.
 const mostFollowers = 4
 
-// copies answers a request for a copy, on a connection that becomes the keeper's. A keeper that has not been told all yet has no answer:
-// a copy that lacks something would be of no use, and nobody would ask again.
+// copies answers a request for a copy, on a connection that becomes the keeper's. A keeper that has not been told all yet has no answer.
+// An incomplete copy would be of no use, and nobody would ask again.
 func (k *keeper) copies(conn int, follows bool) {
 	_ = unix.SetsockoptTimeval(conn, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &unix.Timeval{Sec: 1}) // the daemon may need this keeper
 	switch {

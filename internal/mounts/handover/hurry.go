@@ -16,7 +16,7 @@ import (
 // an ordinary process again soon after it serves.
 //
 // The kernel tells of a process's end once all its threads have ended. So the daemon has a sentinel, a thread that sleeps, and that the
-// scheduler prefers to all others: it ends first, and then the keeper hurries the rest.
+// scheduler prefers to all others. It ends first, and then the keeper hurries the rest.
 
 const (
 	niceMost   = -20
@@ -66,7 +66,7 @@ func niceNow() int {
 // hurry has a process come before others.
 func hurry(pid int) { niceAll(strconv.Itoa(pid), niceMost) }
 
-// ease makes this process an ordinary one again. Threads that started meanwhile have what their maker had.
+// ease makes this process an ordinary one again. Threads that started meanwhile have their maker's settings.
 func ease(nice int) {
 	for range 10 {
 		if !niceAll("self", nice) {

@@ -30,7 +30,7 @@ func NewJournal() (*Journal, error) {
 	return &Journal{file: f}, err
 }
 
-// ReadJournal takes a journal over. [Journal.Replay] gives what is in it.
+// ReadJournal takes a journal over. [Journal.Replay] gives its records.
 func ReadJournal(f *os.File) *Journal { return &Journal{file: f} }
 
 // Replay gives each record that was not given yet to replay, up to the first that is not whole. The journal may be one that another

@@ -94,7 +94,7 @@ type keeper struct {
 	how   string
 	tries int    // starts in a row of daemons that did not come to serve, and were not killed
 	short int    // crashes in a row after less than shortLife, and kills before a daemon served
-	why   string // what a daemon said last that could not go on
+	why   string // the last words of a daemon that could not go on
 	ended bool
 	fat   bool // something was done since leaner
 	following
@@ -344,8 +344,8 @@ func (k *keeper) bury(d *daemon) {
 	}
 }
 
-// count counts the end of a daemon that had the mount. One that ended by itself before it served is a start that failed, however long it took. One that was
-// killed then is not: that is no fault of its own.
+// count counts the end of a daemon that had the mount, or was to have it. One that ended by itself before it served is a start that failed, however
+// long it took. One that was killed then is not: that is no fault of its own.
 func (k *keeper) count(d *daemon) {
 	switch {
 	case d.served && time.Since(d.began) > shortLife:
@@ -367,7 +367,7 @@ func killed(child *exec.Cmd) bool {
 	return ok && status.Signaled() && status.Signal() == syscall.SIGKILL
 }
 
-// decide does what follows from what has happened.
+// decide acts on events.
 func (k *keeper) decide() error {
 	if k.ended {
 		return nil
@@ -380,8 +380,8 @@ func (k *keeper) decide() error {
 		k.ended = true
 		return nil
 	}
-	if k.next != nil && k.next.pidfd < 0 { // died before it served
-		k.answer(k.next, "REFUSED=it died while it took the state over: see its log")
+	if k.next != nil && k.next.pidfd < 0 {
+		k.count(k.next)
 		k.drop(k.next)
 		k.next = nil
 	}

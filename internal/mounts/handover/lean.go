@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// leaner gives back the pages of files, this program's above all, that only its start needed: they are most of what a keeper
-// takes, and come back where they are used. It leaves a mapping alone that has a page of its own, as relocation makes them.
+// leaner gives back pages of files that only its start needed, this program's above all. They are most of a keeper's memory,
+// and come back where they are used. It leaves a mapping alone that has a page of its own, as relocation makes them.
 func leaner() {
 	debug.FreeOSMemory()
 	maps, err := os.Open("/proc/self/smaps")

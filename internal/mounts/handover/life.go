@@ -51,9 +51,9 @@ type Life struct {
 	spare    bool                  // it is the keeper's spare
 	nice     int                   // of this process, once it serves
 	before   int                   // the process of the daemon before, 0 where it is not known
-	orphan   orphan                // what it goes by where its keeper has gone before its turn
+	orphan   orphan                // its way on where its keeper has gone before its turn
 	bereft   bool                  // it goes on without a keeper
-	stir     func()                // ends what wakes it at the end of its parent; nil where nothing does
+	stir     func()                // ends the watch of its parent's end; nil without one
 	death    atomic.Pointer[Death] // of the daemon before, once it is heard of
 	sections map[string]section    // of the life before
 
@@ -106,7 +106,7 @@ func New() *Life {
 	return &Life{kind: ByKeeper, socket: -1, kept: map[string]int{}, nice: niceNow(), settling: newSettling()}
 }
 
-// takeHeld takes what the holder has.
+// takeHeld takes the holder's descriptors.
 func (l *Life) takeHeld() error {
 	for {
 		m, err := receive(l.socket)
@@ -139,7 +139,7 @@ func (l *Life) takeHeld() error {
 // listenFirst is the first descriptor that systemd gives (SD_LISTEN_FDS_START).
 const listenFirst = 3
 
-// takeListened takes what systemd has in its store: sd_listen_fds_with_names(3).
+// takeListened takes the descriptors in systemd's store: sd_listen_fds_with_names(3).
 func (l *Life) takeListened() error {
 	defer func() {
 		_ = errors.Join(os.Unsetenv("LISTEN_PID"), os.Unsetenv("LISTEN_FDS"), os.Unsetenv("LISTEN_FDNAMES"))
@@ -180,7 +180,7 @@ func (l *Life) readStates() error {
 // Adopts tells whether there was a life before, which this one goes on with.
 func (l *Life) Adopts() bool { return l != nil && l.adopts }
 
-// Load gives a state what the life before has saved.
+// Load gives a state the data that the life before has saved.
 func (l *Life) Load(s State) error { return adopt(l.sections, s) }
 
 // Begin says that this daemon answers the kernel. In its first life it gives the holder the states. From now on another daemon
@@ -339,7 +339,7 @@ func (l *Life) Next() int {
 	return l.next
 }
 
-// Holder returns what holds the mount: a kind and, of a keeper, its process; or why nobody does.
+// Holder returns the holder of the mount: its kind and, of a keeper, its process. Without one it says why.
 func (l *Life) Holder() (kind string, pid int, why string) {
 	if l == nil {
 		if os.Geteuid() != 0 {

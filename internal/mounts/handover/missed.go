@@ -11,7 +11,7 @@ func (d *daemon) misses(name string) {
 	d.missed[name] = true
 }
 
-// catchUp tells a daemon what was kept and forgotten since it started.
+// catchUp tells a daemon which descriptors were kept and forgotten since it started.
 func (k *keeper) catchUp(d *daemon) {
 	for name := range d.missed {
 		m := say("FDSTOREREMOVE=1", "FDNAME="+name)

@@ -28,10 +28,10 @@ const (
 	newsOver   = 'O'
 )
 
-// newsSize is what a word of news has: its letter, and a pid.
+// newsSize is the size of a word of news: its letter, and a pid.
 const newsSize = 5
 
-// orphan is what a daemon goes by whose keeper has gone before its turn. Both descriptors are -1 for none.
+// orphan is the state of a daemon whose keeper has gone before its turn. Both descriptors are -1 for none.
 type orphan struct {
 	daemon int  // pidfd of the daemon that serves
 	news   int  // pipe from it
@@ -49,7 +49,8 @@ func (o *orphan) hears(fd int) {
 	o.news = fd
 }
 
-// prepareOrphan takes what a daemon needs when its keeper goes. One that was asked for by an upgrade goes with the keeper: the mount is served.
+// prepareOrphan takes the descriptors that a daemon needs when its keeper goes. One that was asked for by an upgrade goes with the keeper: the
+// mount is served.
 func (l *Life) prepareOrphan(held *message) {
 	if l.before == 0 || l.kind != ByKeeper || l.served && !l.spare {
 		held.close()
@@ -121,7 +122,7 @@ func (l *Life) orphaned(ctx context.Context) bool {
 	return ctx.Err() == nil
 }
 
-// close ends the waiting for what may come.
+// close ends the waiting for messages.
 func (o *orphan) close() {
 	for _, fd := range []int{o.daemon, o.news} {
 		if fd >= 0 {
@@ -166,13 +167,13 @@ func (l *Life) tellSpares() error {
 // lock.
 func (l *Life) hearTells(fd int) { l.tells = slices.Insert(l.tells, 0, fd) }
 
-// leaveKeeper closes the socket of a keeper that has gone. First it takes the pipes which that keeper has sent: a spare that hears of no other keeper waits for
+// leaveKeeper closes the socket of a keeper that has gone. First it takes the pipes which that keeper has sent. A spare that hears of no other keeper waits for
 // the end of this daemon, and keeps the filesystem until then. The caller has the lock.
 func (l *Life) leaveKeeper() {
-	_ = unix.SetNonblock(l.socket, true) // or the peer's end is what ends the loop
+	_ = unix.SetNonblock(l.socket, true) // or the peer's end ends the loop
 	for {
 		m, err := receive(l.socket)
-		if errors.Is(err, unix.ECONNRESET) { // told once, before what is queued: the keeper has not read all
+		if errors.Is(err, unix.ECONNRESET) { // told once, before the queued messages: the keeper has not read all
 			continue
 		}
 		if err != nil {
@@ -208,7 +209,7 @@ func (l *Life) tellOrphans(word byte, pid int) {
 	}
 }
 
-// Secure has other processes hold the mount before this daemon answers, where it goes on without a keeper: it may be killed next, and the keeper that it
+// Secure has other processes hold the mount before this daemon answers, where it goes on without a keeper. It may be killed next, and the keeper that it
 // starts, before that one has a spare. So it starts a spare itself, which waits as one does whose keeper has died.
 func (l *Life) Secure(log *slog.Logger) {
 	l.mu.Lock()

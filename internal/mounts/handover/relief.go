@@ -43,7 +43,7 @@ func (k *keeper) relieve(pid, socket int) error {
 	return nil
 }
 
-// hearBefore handles what the keeper before says.
+// hearBefore handles messages of the keeper before.
 func (k *keeper) hearBefore() {
 	if k.before == nil || k.before.socket < 0 {
 		return
@@ -74,7 +74,7 @@ func (k *keeper) takeDuty() {
 	k.renewSpare(0)
 }
 
-// idle decides what a keeper does that waits for its duty.
+// idle runs a keeper that waits for its duty.
 func (k *keeper) idle() {
 	b := k.before
 	if b.socket < 0 && k.died != 0 && time.Since(b.closed) > dieTime { // the keeper before was not told of this one, and has its duty
@@ -131,7 +131,7 @@ func (l *Life) renewKeeper() error {
 	return nil
 }
 
-// leave closes a socket once its peer has. To close it before would lose what the peer has not read, where there is something to read here.
+// leave closes a socket once its peer has. An earlier close would lose data that the peer has not read, if data waits here.
 func leave(socket int) {
 	_ = unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: int64(leaveTime / time.Second)})
 	for {

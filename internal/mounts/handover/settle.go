@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A [Copy] is made a moment after the keeper was told of a change. Where a daemon and its keeper can end together, what was kept in that moment
-// ends with them. So the daemon asks, behind what it has told, and answers its client only once copies have all of it:
+// A [Copy] is made a moment after the keeper was told of a change. Where a daemon and its keeper can end together, descriptors that were kept
+// in that moment end with them. So the daemon asks after its messages, and answers its client only once copies have all of them:
 //
 //	daemon → keeper            SETTLE=n
 //	keeper → follower          CHANGED=1 SETTLE=n
@@ -19,15 +19,15 @@ import (
 //
 // n is CLOCK_MONOTONIC, which goes on from life to life. Keepers and followers of older programs do not know these words, and give no answer.
 
-// CopiedEnv says, in a daemon's environment, that another process copies what its keeper has.
+// CopiedEnv says, in a daemon's environment, that another process copies its keeper's descriptors.
 const CopiedEnv = "HBMFS_COPIED"
 
 // settleTime bounds the wait for copies: a request of a client waits meanwhile.
 const settleTime = 2 * time.Second
 
-// settling is what a life knows of copies. Its fields are guarded by the life's lock.
+// settling is a life's knowledge of copies. Its fields are guarded by the life's lock.
 type settling struct {
-	copied  bool          // some process copies what the keeper has
+	copied  bool          // some process copies the keeper's descriptors
 	asked   int64         // the last question, 0 for none
 	settled int64         // the last answer
 	news    chan struct{} // closed, and made anew, with each answer
@@ -39,8 +39,8 @@ func newSettling() settling {
 	return settling{copied: os.Getenv(CopiedEnv) != "", news: make(chan struct{})}
 }
 
-// Settle waits until copies of what the keeper has have all that was kept and forgotten so far. It does so where the environment says that there
-// are copies ([CopiedEnv]), and for two seconds at most. When that time is over, later changes do not wait until copies are made again.
+// Settle waits until all copies of the keeper's descriptors match the keeper's by now. It does so where the environment says that there are
+// copies ([CopiedEnv]), and for two seconds at most. When that time is over, later changes do not wait until copies are made again.
 func (l *Life) Settle(ctx context.Context) { l.settle(ctx, settleTime) }
 
 func (l *Life) settle(ctx context.Context, most time.Duration) {
@@ -131,7 +131,7 @@ func (k *keeper) settle(d *daemon, number string) {
 	k.changed("SETTLE=" + number)
 }
 
-// hearFollower takes a follower's answer. It forgets one that has gone, or says what makes no sense.
+// hearFollower takes a follower's answer. It forgets one that has gone, or reports a mistaken message.
 func (k *keeper) hearFollower(conn int) {
 	m, err := receive(conn)
 	m.close()

@@ -27,7 +27,7 @@ const (
 	spareNice  = 10                    // more than the daemon's nice value, while the spare waits
 )
 
-// spare is what a keeper has of the daemon that waits for its turn.
+// spare is a keeper's record of the daemon that waits for its turn.
 type spare struct {
 	daemon *daemon   // nil for none
 	after  *daemon   // waits for the turn after that one's; nil for none, and while nobody dies
@@ -48,7 +48,7 @@ func (s *spare) timeout(most int) int {
 	return min(most, left)
 }
 
-// renewSpare has a spare started after a time. One that is there does not know what has changed, and goes.
+// renewSpare has a spare started after a time. An existing spare does not know the changes, and goes.
 func (k *keeper) renewSpare(after time.Duration) {
 	k.dropSpares()
 	k.spare.due = time.Now().Add(max(after, spareDelay))
@@ -63,7 +63,7 @@ func (k *keeper) dropSpares() {
 	k.spare.daemon, k.spare.after = nil, nil
 }
 
-// startAfter starts the next spare as soon as the daemon that serves dies: the one that takes its place, and this keeper, may be killed before that spare would
+// startAfter starts the next spare as soon as the daemon that serves dies. The one that takes its place, and this keeper, may be killed before that spare would
 // be due. It holds the mount from its first moment, and rests a while, since readers come first.
 func (k *keeper) startAfter(next *daemon) {
 	s := &k.spare
@@ -141,8 +141,8 @@ func (k *keeper) decideSpare() (err error) {
 	return err
 }
 
-// DaemonComm is the name of a daemon that serves in /proc, and so in ps, top and what the kernel says of processes that it ends. Daemons
-// are started by a link or a descriptor of the program, from which the kernel would take the name.
+// DaemonComm is the name of a daemon that serves in /proc, and so in ps, top and the kernel's messages about processes that it ends.
+// Daemons are started by a link or a descriptor of the program, from which the kernel would take the name.
 const DaemonComm = "hbmfs"
 
 // Rename gives this process its name in /proc.

@@ -65,8 +65,9 @@ func command(program string, argv []string, kind string, spare bool) *exec.Cmd {
 // queued is how many descriptors surely have room in a socket that nobody reads yet.
 const queued = 64
 
-// startWith starts a daemon and tells it what is kept. after is a pidfd of the daemon whose end it waits for, -1 for none; held the last word. What
-// is kept waits in the socket before the daemon starts: so it holds the mount from its first moment, whoever is killed then.
+// startWith starts a daemon and gives it the kept descriptors. after is a pidfd of the daemon whose end it waits for, -1 for none; held the last
+// word. The kept descriptors wait in the socket before the daemon starts. So it holds the mount from its first moment, even if any process is
+// killed then.
 func startWith(cmd *exec.Cmd, store map[string]int, after int, held message) (socket int, err error) {
 	ours, theirs, err := pair()
 	if err != nil {

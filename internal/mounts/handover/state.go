@@ -12,10 +12,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// State is what a part of a daemon leaves to the next, and does not change while the mount lives. A kind of volume implements
-// it for each of its parts; what changes while it lives goes to a [Journal], or to memory of its own that it gives [Life.Keep].
+// State is the data that a part of a daemon leaves to the next. It does not change while the mount lives. A kind of volume
+// implements it for each of its parts. Data that changes while it lives goes to a [Journal], or to memory of its own that it
+// gives [Life.Keep].
 type State interface {
-	// Section is the part's name in the file of states, and the version of what Save writes.
+	// Section is the part's name in the file of states, and the version of Save's form.
 	Section() (name string, version uint32)
 	// Save returns the section.
 	Save() ([]byte, error)
@@ -137,7 +138,7 @@ func sealed(name string, b []byte) (*os.File, error) {
 	return f, nil
 }
 
-// read returns all bytes of a file, whatever its offset.
+// read returns all bytes of a file from any offset.
 func read(f *os.File) ([]byte, error) {
 	info, err := f.Stat()
 	if err != nil {

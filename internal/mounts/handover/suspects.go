@@ -101,8 +101,7 @@ func AdoptSuspects(f *os.File) (s *Suspects, said string, err error) {
 	return s, said, f.Truncate(int64(suspectSize)) // only now: another death counts nothing twice
 }
 
-// lastWords gives the first line of what the runtime wrote as the daemon died. A signal that somebody sends to see what a daemon does, or a watchdog,
-// is no fault of a request.
+// lastWords gives the first line that the runtime wrote as the daemon died. A signal of a curious user or of a watchdog is no fault of a request.
 func (s *Suspects) lastWords(size int64) string {
 	words := make([]byte, min(size-int64(suspectSize), 1<<10))
 	n, _ := s.file.ReadAt(words, int64(suspectSize)) // it is memory
@@ -126,7 +125,7 @@ func (p *suspect) survived(crashed bool) {
 	}
 }
 
-// File is what the holder keeps.
+// File is the memory that the holder keeps.
 func (s *Suspects) File() *os.File { return s.file }
 
 // Listen has the runtime write its last words for the next daemon. It is called by the daemon that serves.
@@ -144,9 +143,9 @@ func (s *Suspects) Begin(unique uint64) (m Mark, ok bool) {
 	return s.begin(number, again)
 }
 
-// BeginTask is Begin for work that comes again without the kernel: a message of the control channel, which its client repeats at the next
-// daemon, or a publishing that nobody waits for. Work is of a user and a kind. What has ended two daemons is refused until [Suspects.Pardon].
-// Work within a request, or other work, is not marked: it would wait for its own turn.
+// BeginTask is Begin for work that comes again without the kernel. It may be a message of the control channel, which its client repeats
+// at the next daemon, or a publishing that nobody waits for. Work is of a user and a kind. A request that has ended two daemons is
+// refused until [Suspects.Pardon]. Work within a request, or other work, is not marked: it would wait for its own turn.
 func (s *Suspects) BeginTask(uid uint32, kind string, what []byte) (m Mark, ok bool) {
 	sum := crc32.Update(castagnoli([]byte(kind)), crc32.MakeTable(crc32.Castagnoli), what)
 	return s.begin(taskNumber|uint64(uid)<<32&(taskNumber-1)|uint64(sum), true) // no user can have the number of another's work
@@ -204,7 +203,7 @@ func (s *Suspects) End(m Mark) {
 	}
 }
 
-// Pardon forgets all deaths: the next program may handle what ended the one before.
+// Pardon forgets all deaths: the next program may handle the request that ended the one before.
 func (s *Suspects) Pardon() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -35,7 +35,7 @@ func (l *Life) Prepared(ctx context.Context, meanwhile func() error) (Death, err
 		return Death{}, err
 	}
 	if l.spare {
-		debug.FreeOSMemory() // of what was read
+		debug.FreeOSMemory() // of the read data
 	}
 	defer l.orphan.close()
 	m, err := l.await(ctx, meanwhile)
@@ -75,7 +75,7 @@ func (l *Life) Taken() error {
 // errEnds says that a spare was told to end.
 var errEnds = errors.New("it was told to end")
 
-// await waits for the word that this daemon's turn has come, and takes what has changed until then.
+// await waits for the word that this daemon's turn has come, and takes the changes until then.
 func (l *Life) await(ctx context.Context, meanwhile func() error) (m message, err error) {
 	for {
 		if l.spare {

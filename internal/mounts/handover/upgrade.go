@@ -51,7 +51,7 @@ func (k *keeper) request() {
 		refuse("only root and the user of the mount may do that")
 		return
 	}
-	_ = unix.SetsockoptTimeval(conn, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 1}) // it says at once what it wants
+	_ = unix.SetsockoptTimeval(conn, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 1}) // it sends its request at once
 	m, err := receive(conn)
 	switch {
 	case err == nil && m.fields["COPY"] != "":
@@ -106,7 +106,7 @@ func Upgrade(ctx context.Context, keeper int, program string, check bool) (pid i
 	}
 }
 
-// refusal is what a keeper says.
+// refusal is a keeper's answer.
 type refusal struct{ why string }
 
 func (r *refusal) Error() string { return ErrRefused.Error() + ": " + r.why }

@@ -115,7 +115,7 @@ func (l *Life) watch(ctx context.Context, socket int) {
 	}
 }
 
-// listen hears what a keeper says until it has gone.
+// listen hears a keeper's messages until it has gone.
 func (l *Life) listen(socket int) {
 	for {
 		m, err := receive(socket)

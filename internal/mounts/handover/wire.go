@@ -23,7 +23,7 @@ func Resent(unique uint64) (again bool, number uint64) { return unique&resent !=
 // messageMax bounds a message: the command line of a daemon is the longest.
 const messageMax = 128 << 10
 
-// message is what holder and daemon tell each other. fd is -1 where there is none; the receiver closes it.
+// message goes between holder and daemon. fd is -1 where there is none; the receiver closes it.
 type message struct {
 	fields map[string]string
 	fd     int

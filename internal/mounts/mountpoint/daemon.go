@@ -29,8 +29,8 @@ type Daemon struct {
 // ErrUntold says that this kernel does not tell which process serves which FUSE mount.
 var ErrUntold = errors.New("the kernel does not tell which process serves the mount")
 
-// FindDaemon finds the process that serves a mount, nil where none can be seen from here: it belongs to another user, lives
-// in another PID namespace, or is gone. It asks /proc alone.
+// FindDaemon finds the process that serves a mount, nil where none can be seen from here. Then it belongs to another user,
+// lives in another PID namespace, or is gone. It asks /proc alone.
 func FindDaemon(mount *mountinfo.Info) (*Daemon, error) {
 	procs, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
@@ -77,9 +77,9 @@ func DaemonByPID(pid int) *Daemon {
 	return &Daemon{PID: pid, pidfd: pidfd}
 }
 
-// DaemonOf finds the process that listens on the control socket of the mount at a path, in whatever PID namespace it lives. told is
-// its number there, as the mount's status has it. It is nil where the kernel does not tell (before Linux 6.5), and where there is no
-// socket. The daemon must just have answered: the way to the socket leads through the mount.
+// DaemonOf finds the process that listens on the control socket of the mount at a path, in any PID namespace. told is its number
+// there, as the mount's status has it. It is nil where the kernel does not tell (before Linux 6.5), and where there is no socket.
+// The daemon must just have answered: the way to the socket leads through the mount.
 func DaemonOf(path string, told int) *Daemon {
 	dir, err := unix.Open(filepath.Join(path, ControlName), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -116,7 +116,7 @@ func (d *Daemon) String() string {
 	return fmt.Sprintf("pid %d", d.PID)
 }
 
-// Command is what somebody types to send it a signal, such as KILL.
+// Command is the command line that sends it a signal, such as KILL.
 func (d *Daemon) Command(signal string) string {
 	if d.elsewhere {
 		return fmt.Sprintf("kill -%s %d in its PID namespace", signal, d.PID)
@@ -166,8 +166,8 @@ func connected(pidfd int, fds []int) bool {
 	return false
 }
 
-// holds tells whether a process keeps connections to the kernel for daemons, and serves none itself: a keeper, a daemon that waits for
-// its turn, the host of hbmfs-csi, or systemd.
+// holds tells whether a process keeps connections to the kernel for daemons, and serves none itself. Such are a keeper, a daemon that
+// waits for its turn, the host of hbmfs-csi, and systemd.
 func holds(proc string) bool {
 	comm, _ := os.ReadFile(filepath.Join(proc, "comm")) // it may have ended
 	return slices.Contains([]string{handover.Comm, handover.SpareComm, "hbmfs-csi", "systemd"}, strings.TrimSpace(string(comm)))

@@ -1,5 +1,5 @@
 // Package onmount does the work of commands on files of mounts. A process that waits for a stuck daemon may wait where no signal reaches, so
-// such work has a process of its own, which can be left behind: Ctrl-C ends the command all the same.
+// such work has a process of its own, which can be left behind. So Ctrl-C ends the command all the same.
 //
 //	err := onmount.Do(ctx, paths, stderr, work) // in main's process or in one that it starts
 package onmount

@@ -1,5 +1,5 @@
-// Package ready carries a daemon's word to the command that started it, or to systemd: that its mount can be used, why
-// there is none, and its faults.
+// Package ready carries a daemon's word to the command that started it, or to systemd. It says that the mount can be
+// used, why there is none, or its faults.
 //
 // The daemon writes lines to descriptor 3: "ready TEXT" or "failed TEXT", once. Lines of "note TEXT" may come before, and after
 // "ready" until the end. In the foreground, under the CSI host for one, there are no notes.
@@ -69,7 +69,7 @@ func (r *Report) Ready(text string) {
 // Failed says why there is no mount, and reports whether anybody listens.
 func (r *Report) Failed(err error) (heard bool) { return r.say("failed", err.Error()) }
 
-// Note says why it is not ready yet, or what is wrong with the mount.
+// Note says why it is not ready yet, or reports a problem of the mount.
 func (r *Report) Note(text string) {
 	if r.notes {
 		r.say("note", text)
@@ -89,7 +89,7 @@ func (r *Report) say(state, text string) bool {
 
 // Abandoned calls end if the command that listens for notes is gone before it has heard whether there is a mount. stop ends the wait.
 func (r *Report) Abandoned(end func()) (stop func()) {
-	if !r.notes { // in the foreground a service manager decides what becomes of this process
+	if !r.notes { // in the foreground a service manager decides the fate of this process
 		return func() {}
 	}
 	conn, err := r.to.SyscallConn()

@@ -31,7 +31,7 @@ const (
 	lazyTime  = 300 * time.Millisecond
 )
 
-// Run takes the mount away. It returns when the daemon has ended, and says what it knows where that goes on.
+// Run takes the mount away. It returns when the daemon has ended, and says why where that goes on.
 func (u *Unmount) Run(ctx context.Context) error {
 	place, err := mountpoint.Locate(u.Point)
 	if err != nil {

@@ -18,7 +18,7 @@ type OriginTotals struct {
 	Endpoints []Endpoint `json:"endpoints,omitempty"` // of a source that is read through caches, and last the source itself
 }
 
-// Endpoint is what came from one of several servers that give the same objects.
+// Endpoint counts bytes from one of several servers that give the same objects.
 type Endpoint struct {
 	Name     string `json:"name"`
 	Requests int64  `json:"requests"`

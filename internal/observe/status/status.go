@@ -35,7 +35,7 @@ type Status struct {
 	KV          *KV           `json:"kv,omitempty"`          // of a KV volume
 }
 
-// Checkpoints are the drafts of a checkpoint volume, and what is published there.
+// Checkpoints are the drafts of a checkpoint volume, and its published checkpoints.
 type Checkpoints struct {
 	Directory string       `json:"directory"`
 	Free      int64        `json:"free_bytes"` // of its filesystem
@@ -110,7 +110,7 @@ type OpenFiles struct {
 	Daemon      int64 `json:"daemon"`
 }
 
-// Handover says what happens to the mount when its daemon goes.
+// Handover says how the mount goes on when its daemon goes.
 type Handover struct {
 	Holder          string  `json:"holder"`             // keeper, systemd, host; "" where the mount ends with its daemon
 	PID             int     `json:"pid,omitempty"`      // of the holder

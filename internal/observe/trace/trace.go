@@ -1,6 +1,6 @@
-// Package trace owns the OpenTelemetry traces of a mount: mounting, indexing, fills of segments, requests to an origin,
-// passes of a decoder, evictions, and requests on the control channel. Reads of the kernel are no spans: there are too
-// many.
+// Package trace owns the OpenTelemetry traces of a mount. Spans are mounting, indexing, fills of segments, requests to
+// an origin, passes of a decoder, evictions, and requests on the control channel. Reads of the kernel are no spans:
+// there are too many.
 //
 // It is off unless OpenTelemetry's own variables turn it on ([FromEnv]). Off is a nil [Tracer]: its spans are nil, too,
 // and everything may be called on them.

@@ -2,7 +2,7 @@
 // this machine or in a bucket. It knows a file by its content, and names the files that it leaves out.
 //
 // The use is in two steps. [Find] lists the files of some sources, and opens none. [Corpus.Read] reads one [Span] of
-// one file, and yields a [Block] for each 256 KiB or so. A block is cheap to yield and dear to use: [Block.Documents]
+// one file, and yields a [Block] for each 256 KiB or so. A block is cheap to yield and dear to use. [Block.Documents]
 // parses JSON and decodes the parts that can wait, so that many workers share the work. Several spans may be read at
 // once.
 //

@@ -85,7 +85,7 @@ func refusal(head []byte, named bool) string {
 	return ""
 }
 
-// readsAsText keeps prose that happens to begin like a file of another kind: a magic of letters alone is believed only
+// readsAsText keeps prose that happens to begin like a file of another kind. A magic of letters alone is believed only
 // where bytes that no text has follow.
 func readsAsText(head []byte, f foreign) bool {
 	for _, letters := range []string{"RIFF", "ftyp", "OggS", "ID3", "fLaC", "MZ", "GGUF", "ORC", "PARE", "FEA1", "GIF87a", "GIF89a"} {

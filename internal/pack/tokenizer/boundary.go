@@ -17,7 +17,8 @@ type boundary struct {
 // maxConfig bounds the small files beside a tokenizer.json. 4 MiB.
 const maxConfig = 4 << 20
 
-// side is which end of a document a boundary is at: its keys in the files beside a tokenizer.json, words for errors, and the usual names.
+// side is which end of a document a boundary is at. It has its keys in the files beside a tokenizer.json, words for errors, and the usual
+// names.
 type side struct {
 	key, verb, noun, flag string
 	usual                 []string

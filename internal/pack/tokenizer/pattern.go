@@ -5,8 +5,9 @@ import (
 	"unicode/utf8"
 )
 
-// pattern is a regular expression as Oniguruma understands it, of the part of its language that tokenizers use: sets,
-// repeated sets, groups that are optional at most, alternatives, and looking ahead. It never matches the empty text.
+// pattern is a regular expression as Oniguruma understands it, of the part of its language that tokenizers use. That
+// part has sets, repeated sets, groups that are optional at most, alternatives, and looking ahead. It never matches
+// the empty text.
 //
 // A match is the first that backtracking finds. Groups are not repeated, so the work of one place is bounded by a
 // polynomial of the text, and matchSteps bounds that.

@@ -19,7 +19,7 @@ const (
 
 func isWhiteSpace(r rune) bool { return unicode.IsSpace(r) }
 
-// parsePattern understands a regular expression, or says what in it this program does not.
+// parsePattern understands a regular expression, or names the part that this program does not.
 func parsePattern(text string) (*pattern, error) {
 	if len(text) > maxPattern || !utf8.ValidString(text) {
 		return nil, fmt.Errorf("the pattern has %d bytes, more than %d, or is not UTF-8", len(text), maxPattern)
@@ -192,7 +192,7 @@ func (p *patternParser) group(it *item, depth int, fold bool) error {
 	return err
 }
 
-// quantifier parses what may follow an item.
+// quantifier parses the quantifier that may follow an item.
 func (p *patternParser) quantifier(it *item) error {
 	switch {
 	case p.take("?"):
@@ -207,7 +207,7 @@ func (p *patternParser) quantifier(it *item) error {
 			return fmt.Errorf("the quantifier %.10q is not supported", p.rest)
 		}
 		p.rest, it.repeated = rest, true
-		// Oniguruma takes what follows for a quantifier of its own: x{1,3}+ is x+.
+		// Oniguruma takes the rest for a quantifier of its own: x{1,3}+ is x+.
 		if p.rest != "" && strings.IndexByte("*+?{", p.rest[0]) >= 0 {
 			if it.low != 1 || it.set == nil || !p.take("+") {
 				return fmt.Errorf("the quantifier {%s}%.1s is not supported", inner, p.rest)
@@ -357,7 +357,7 @@ func (p *patternParser) property(not bool) (setRule, error) {
 	return rule, fmt.Errorf(`the property \p{%s} is not supported`, name)
 }
 
-// class parses what is in brackets, up to their end.
+// class parses a class in brackets, up to their end.
 func (p *patternParser) class(depth int) (setRule, error) {
 	var rule setRule
 	if depth > maxNesting {

@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// parseScore reads a number as serde_json does without float_roundtrip, by which the tokenizers package reads scores:
-// the digits as one integer, then one multiplication or division. The result may be one bit off the nearest number, and
-// where two ways have nearly the same score that bit decides.
+// parseScore reads a number as serde_json does without float_roundtrip, by which the tokenizers package reads scores.
+// It reads the digits as one integer, then does one multiplication or division. The result may be one bit off the
+// nearest number, and where two ways have nearly the same score that bit decides.
 func parseScore(s string) (float64, error) {
 	wrong := errors.New("it is not a number")
 	digits, exponent := s, int64(0)

@@ -6,8 +6,8 @@ import (
 	"unicode/utf8"
 )
 
-// sentenceNormalizer changes texts as sentencepiece does (src/normalizer.cc, Normalize): rules by their longest match, one space for
-// several where the model says so, and a mark for each space.
+// sentenceNormalizer changes texts as sentencepiece does (src/normalizer.cc, Normalize). It applies rules by their longest match,
+// one space for several where the model says so, and a mark for each space.
 type sentenceNormalizer struct {
 	rules   *charsmap    // nil for none
 	defined *addedTokens // which no rule changes; nil for none
@@ -128,8 +128,8 @@ func (c *charsmap) joinsSpaces() bool {
 	return false
 }
 
-// sentenceUnigram takes the tokens of the best sum of scores as sentencepiece does it (src/unigram_model.cc, EncodeOptimized): sums of
-// float32 from the start of the text on, and the first of equals. So a text's tokens depend on all of it.
+// sentenceUnigram takes the tokens of the best sum of scores as sentencepiece does it (src/unigram_model.cc, EncodeOptimized). It uses
+// sums of float32 from the start of the text on, and the first of equals. So a text's tokens depend on all of it.
 type sentenceUnigram struct {
 	trie    unigramTrie
 	scores  []float32

@@ -6,7 +6,7 @@ import (
 )
 
 // unigram is the model of sentencepiece that takes the tokens of the best sum of scores, as the tokenizers package does
-// it (models/unigram, encode_optimized): sums of float64 from the left, and the first of equals.
+// it (models/unigram, encode_optimized). It uses sums of float64 from the left, and the first of equals.
 type unigram struct {
 	ids    map[string]uint32
 	scores []float64

@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os/exec"
 	"strings"
 	"time"
@@ -24,18 +25,36 @@ const HelperTime = 10 * time.Second
 // Grace is for a process to end that was killed.
 const Grace = time.Second
 
-// Output runs a command and gives its standard output. The process is killed when ctx ends. Where it is stuck in the kernel, it
-// is left behind, with a goroutine that ends with it. The error is [ErrSilent] then, and otherwise the first line that the command
-// says on standard error, if it says one.
-func Output(ctx context.Context, command ...string) ([]byte, error) {
+// startTime is how long a process may take to start. On a busy machine it takes seconds, which says nothing about a daemon or a driver.
+const startTime = time.Minute
+
+const beginning = "\n"
+
+// Begin says on a process's output that it puts its question now. The time counts from then on.
+func Begin(to io.Writer) error {
+	_, err := io.WriteString(to, beginning)
+	return err
+}
+
+// Output runs a command and gives its standard output. The process is killed when ctx ends, or patience after it has said [Begin]. Where it is
+// stuck in the kernel, it is left behind, with a goroutine that ends with it. The error is [ErrSilent] then, and otherwise the first line that
+// the command says on standard error, if it says one.
+func Output(ctx context.Context, patience time.Duration, command ...string) ([]byte, error) {
 	type result struct {
 		out []byte
 		err error
 	}
-	got := make(chan result, 1)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	got, begun := make(chan result, 1), make(chan struct{})
 	go func() {
-		out, err := run(ctx, command)
+		out, err := run(ctx, command, begun)
 		got <- result{out, err}
+	}()
+	go func() { // ends with ctx
+		if late(patience, begun, ctx.Done()) {
+			cancel()
+		}
 	}()
 	r, ok := Wait(ctx, got)
 	if !ok || r.err != nil && ctx.Err() != nil {
@@ -44,8 +63,40 @@ func Output(ctx context.Context, command ...string) ([]byte, error) {
 	return r.out, r.err
 }
 
-func run(ctx context.Context, command []string) ([]byte, error) {
-	var out, said bytes.Buffer
+// late waits until a process is late, which gives true, or until ended is closed.
+func late(patience time.Duration, begun, ended <-chan struct{}) bool {
+	select {
+	case <-begun:
+	case <-time.After(startTime):
+		return true
+	case <-ended:
+		return false
+	}
+	select {
+	case <-time.After(patience):
+		return true
+	case <-ended:
+		return false
+	}
+}
+
+// output is that of a process. Its first bytes close begun.
+type output struct {
+	text  bytes.Buffer // not embedded: its ReadFrom would go past Write
+	begun chan<- struct{}
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	if o.begun != nil {
+		close(o.begun)
+		o.begun = nil
+	}
+	return o.text.Write(p)
+}
+
+func run(ctx context.Context, command []string, begun chan<- struct{}) ([]byte, error) {
+	var said bytes.Buffer
+	out := output{begun: begun}
 	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
 	cmd.Stdout, cmd.Stderr = &out, &said
 	if err := cmd.Run(); err != nil {
@@ -54,7 +105,7 @@ func run(ctx context.Context, command []string) ([]byte, error) {
 		}
 		return nil, fmt.Errorf("run %s in a process of its own: %w", strings.Join(command, " "), err)
 	}
-	return out.Bytes(), nil
+	return bytes.TrimPrefix(out.text.Bytes(), []byte(beginning)), nil
 }
 
 // Wait gives the value that comes from got, by a process that the end of ctx kills. ok is false where nothing came within

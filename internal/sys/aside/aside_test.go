@@ -25,14 +25,14 @@ func script(t *testing.T, text string) string {
 }
 
 func TestOutput(t *testing.T) {
-	out, err := Output(t.Context(), "sh", "-c", "echo said; echo beside >&2")
+	out, err := Output(t.Context(), time.Minute, "sh", "-c", "echo said; echo beside >&2")
 	if err != nil || string(out) != "said\n" {
 		t.Errorf("%q, %v", out, err)
 	}
-	if _, err := Output(t.Context(), "sh", "-c", "echo 'hbmfs: it is gone' >&2; echo more >&2; exit 3"); err == nil || err.Error() != "it is gone" {
+	if _, err := Output(t.Context(), time.Minute, "sh", "-c", "echo 'hbmfs: it is gone' >&2; echo more >&2; exit 3"); err == nil || err.Error() != "it is gone" {
 		t.Errorf("%v, want what the command says", err)
 	}
-	if _, err := Output(t.Context(), "false"); err == nil || !strings.Contains(err.Error(), "exit status 1") {
+	if _, err := Output(t.Context(), time.Minute, "false"); err == nil || !strings.Contains(err.Error(), "exit status 1") {
 		t.Errorf("%v, want its exit code", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -50,7 +50,7 @@ func TestOutput(t *testing.T) {
 		reads <- f
 	}()
 	// The shell's child keeps the shell's output open until the end of this test, as a process does that is stuck in the kernel.
-	if _, err := Output(ctx, "sh", "-c", `cat "$0" & wait`, stuck); !errors.Is(err, ErrSilent) {
+	if _, err := Output(ctx, time.Minute, "sh", "-c", `cat "$0" & wait`, stuck); !errors.Is(err, ErrSilent) {
 		t.Errorf("%v, want that it is silent", err)
 	}
 	if err := (<-reads).Close(); err != nil {
@@ -63,6 +63,7 @@ func TestOutput(t *testing.T) {
 func TestAskerLeavesAStuckMountAlone(t *testing.T) {
 	dir := t.TempDir()
 	program := script(t, `echo "$3" >>`+dir+`/asked
+echo
 case $3 in stuck) while [ ! -e `+dir+`/released ]; do sleep 0.05; done;; esac
 echo '{"state": "ok", "text": "eWVz"}'
 `)
@@ -100,6 +101,56 @@ echo '{"state": "ok", "text": "eWVz"}'
 	}
 	if k.Late("mount") != 0 {
 		t.Error("it is late although it has answered")
+	}
+}
+
+// TestTimeCountsFromTheQuestion has processes that start late: the mount is as it says then, and is silent only if it leaves the question itself
+// unanswered.
+func TestTimeCountsFromTheQuestion(t *testing.T) {
+	dir := t.TempDir()
+	program := script(t, `while [ ! -e `+dir+`/free ]; do sleep 0.02; done
+case $3 in stuck) echo; while [ ! -e `+dir+`/released ]; do sleep 0.02; done;; esac
+printf '\n{"state": "dead"}\n'
+`)
+	const patience = time.Second
+	k := Asker{Program: program, Patience: patience, Life: t.Context()}
+	answers, stuck, outputs := make(chan Answer, 2), make(chan Answer, 1), make(chan error, 1)
+	for range 2 {
+		go func() { answers <- k.Ask(t.Context(), "mount", "x") }()
+	}
+	go func() { stuck <- k.Ask(t.Context(), "other", "stuck") }()
+	go func() {
+		_, err := Output(t.Context(), patience, program, FileCommand, "--", "x")
+		outputs <- err
+	}()
+	select {
+	case a := <-answers:
+		t.Errorf("%+v, before anybody was asked", a)
+	case a := <-stuck:
+		t.Errorf("%+v, before anybody was asked", a)
+	case err := <-outputs:
+		t.Errorf("%v, before anybody was asked", err)
+	case <-time.After(patience + Grace + 100*time.Millisecond): // when processes that are late are given up
+	}
+	if d := k.Late("mount"); d != 0 {
+		t.Errorf("late for %v, and nobody was asked", d)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "free"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if a := <-stuck; a.State != Silent {
+		t.Errorf("%+v, want that it is silent", a)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "released"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if a := <-answers; a.State != Dead {
+			t.Errorf("%+v, want that it is dead", a)
+		}
+	}
+	if err := <-outputs; err != nil {
+		t.Error(err)
 	}
 }
 

@@ -24,8 +24,11 @@ type Asker struct {
 type question struct {
 	name   string
 	since  time.Time
+	begun  chan struct{} // closed when its process asks
+	late   chan struct{} // closed when the mount has left it unanswered for too long
 	ended  chan struct{} // closed with its process
 	answer Answer        // valid once ended is closed
+	left   bool          // the process was ended before it had an answer; valid as that
 }
 
 // Ask has a process read the file name, of a mount that key stands for. It returns when the mount has answered, when a question is late, or
@@ -35,7 +38,7 @@ func (k *Asker) Ask(ctx context.Context, key, name string) Answer {
 		k.mu.Lock()
 		q := k.open[key]
 		if q == nil {
-			q = &question{name: name, since: time.Now(), ended: make(chan struct{})}
+			q = &question{name: name, since: time.Now(), begun: make(chan struct{}), late: make(chan struct{}), ended: make(chan struct{})}
 			if k.open == nil {
 				k.open = map[string]*question{}
 			}
@@ -46,14 +49,14 @@ func (k *Asker) Ask(ctx context.Context, key, name string) Answer {
 		k.mu.Unlock()
 		select {
 		case <-q.ended:
-			if q.name == name && q.since.After(began) && q.answer.State != Silent { // else its own caller may have left
+			if q.name == name && q.since.After(began) && !q.left {
 				return q.answer
 			}
 			continue
-		case <-time.After(k.Patience - time.Since(q.since)):
+		case <-q.late:
 		case <-ctx.Done():
 		}
-		return k.silent()
+		return k.silent(q)
 	}
 }
 
@@ -61,14 +64,18 @@ func (k *Asker) Ask(ctx context.Context, key, name string) Answer {
 func (k *Asker) Late(key string) time.Duration {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if q := k.open[key]; q != nil && time.Since(q.since) >= k.Patience {
-		return time.Since(q.since)
+	if q := k.open[key]; q != nil {
+		select {
+		case <-q.late:
+			return time.Since(q.since)
+		default:
+		}
 	}
 	return 0
 }
 
 func (k *Asker) put(ctx context.Context, key string, q *question) Answer {
-	ctx, cancel := context.WithTimeout(ctx, k.Patience)
+	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	life := ctx
 	if k.Life != nil {
@@ -76,7 +83,7 @@ func (k *Asker) put(ctx context.Context, key string, q *question) Answer {
 	}
 	got := make(chan Answer, 1)
 	go func() { // ends with the process, which a stuck daemon can delay
-		a := k.run(life, q.name)
+		a := k.run(life, q)
 		q.answer = a
 		k.mu.Lock()
 		delete(k.open, key)
@@ -84,28 +91,41 @@ func (k *Asker) put(ctx context.Context, key string, q *question) Answer {
 		close(q.ended)
 		got <- a
 	}()
+	go func() { // ends with the process, too
+		if late(k.Patience, q.begun, q.ended) {
+			close(q.late)
+			cancel()
+		}
+	}()
 	if a, ok := Wait(ctx, got); ok {
 		return a
 	}
-	return k.silent()
+	return k.silent(q)
 }
 
-func (k *Asker) run(ctx context.Context, name string) (a Answer) {
-	out, err := run(ctx, []string{k.Program, FileCommand, "--", name})
+func (k *Asker) run(ctx context.Context, q *question) (a Answer) {
+	out, err := run(ctx, []string{k.Program, FileCommand, "--", q.name}, q.begun)
 	if err == nil {
 		err = json.Unmarshal(out, &a)
 	}
 	switch {
 	case err != nil && ctx.Err() != nil:
-		return k.silent()
+		q.left = true
+		return k.silent(q)
 	case err != nil:
-		return Answer{State: Unreadable, Error: fmt.Sprintf("reading %s in a process of its own: %v", name, err)}
+		return Answer{State: Unreadable, Error: fmt.Sprintf("reading %s in a process of its own: %v", q.name, err)}
 	}
 	return a
 }
 
-func (k *Asker) silent() Answer {
-	return Answer{State: Silent, Error: fmt.Sprintf("its daemon gave no answer within %v: is it stopped or stuck?", k.Patience)}
+// silent is the answer to a question that has none. A process that has not begun has asked nobody.
+func (k *Asker) silent(q *question) Answer {
+	select {
+	case <-q.begun:
+		return Answer{State: Silent, Error: fmt.Sprintf("its daemon gave no answer within %v: is it stopped or stuck?", k.Patience)}
+	default:
+		return Answer{State: Unreadable, Error: fmt.Sprintf("the process that would ask it did not start within %v: the machine is busy", time.Since(q.since).Round(time.Second))}
+	}
 }
 
 // Err is the error of an answer, nil where there is a text.

@@ -35,7 +35,12 @@ type Answer struct {
 const mostText = 16 << 20
 
 // ReadFile reads a file of a mount and writes an [Answer]. A directory has no text, but its daemon is asked all the same.
-func ReadFile(name string, to io.Writer) error { return json.NewEncoder(to).Encode(read(name)) }
+func ReadFile(name string, to io.Writer) error {
+	if err := Begin(to); err != nil {
+		return err
+	}
+	return json.NewEncoder(to).Encode(read(name))
+}
 
 func read(name string) Answer {
 	text, err := textOf(name)

@@ -10,7 +10,7 @@
 //
 // Pitfalls. f runs on the caller's thread, which is locked meanwhile: a goroutine that it starts has the daemon's rights. A user's
 // capabilities count only where [User.Capable] says so, so root of a container has the rights that modes grant to root. A thread that
-// does not get the daemon's rights back ends the process: nothing else would keep it from doing others' work with a user's rights.
+// does not get the daemon's rights back ends the process. Nothing else would keep it from doing others' work with a user's rights.
 package asuser
 
 import (

@@ -59,7 +59,7 @@ func idAt(path string) (ID, error) {
 	return ID(fmt.Sprintf("%d-%d", st.Ino, number)), nil
 }
 
-// link is what the kernel shows as the namespace of each process: faster than the ID, which decides.
+// link is the namespace of each process as the kernel shows it: faster than the ID, which decides.
 func (c ID) link() string {
 	inode, _, _ := strings.Cut(string(c), "-")
 	return "mnt:[" + inode + "]"
@@ -72,7 +72,7 @@ const looks = 3
 type Watch struct {
 	id ID
 
-	mu    sync.Mutex      // guards what follows
+	mu    sync.Mutex      // guards the fields below
 	known syscall.RawConn // a process of it; nil where none is known
 	lost  bool            // the last that was known has ended
 }

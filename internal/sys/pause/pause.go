@@ -9,7 +9,8 @@ import (
 // Look is the time between two looks at something that gives no notice of its change, and changes soon.
 const Look = 20 * time.Millisecond
 
-// Patience is how long somebody waits for what takes milliseconds as a rule, before it is said that it has not come.
+// Patience is how long a caller waits for an event that takes milliseconds as a rule, before it reports that the
+// event has not come.
 const Patience = 2 * time.Second
 
 // For waits for d, or less where ctx ends, which is its error.

@@ -6,7 +6,7 @@
 //	err = trust.File(&st)                   // what was opened in it
 //
 // The rules are those of sshd for its files. Each directory, from the root on, belongs to this user or to root, and
-// neither its group nor others may write to it. In all but the last one a sticky bit is enough, as /tmp has it: nobody
+// neither its group nor others may write to it. In all but the last one a sticky bit is enough, as /tmp has it. Nobody
 // can replace the files there, and the next one is looked at. An ACL that lets others write shows in the group's bits.
 package trust
 

@@ -1,3 +1,3 @@
-// Package cli holds the words that programs exchange with people: mistakes of a command line, suggestions for mistyped words, the version, and text
-// that a terminal can show.
+// Package cli holds the texts between programs and people. These are mistakes of a command line, suggestions for mistyped words, the version, and
+// text that a terminal can show.
 package cli

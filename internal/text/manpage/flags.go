@@ -60,6 +60,8 @@ func defaultOf(f *pflag.Flag) string {
 		return "0"
 	case "duration":
 		return "0s"
+	case "stringSlice", "stringArray", "intSlice":
+		return "[]"
 	}
 	return ""
 }

@@ -1,5 +1,5 @@
-// Package manpage writes what there is to know of a command: as help on a terminal, as a manual page, and as Markdown. All three
-// come from the cobra command and a few tables, so that they cannot differ.
+// Package manpage writes the manual of a command: as help on a terminal, as a manual page, and as Markdown. All three come from
+// the cobra command and a few tables, so that they cannot differ.
 package manpage
 
 import (
@@ -13,14 +13,14 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Item is a line of a table: an exit status, a file or a variable, what it means, and the commands that it is of, all of them
-// where none is named.
+// Item is a line of a table: an exit status, a file or a variable, with its meaning. It belongs to the named commands, or to
+// all.
 type Item struct {
 	Term, Text string
 	Of         []string
 }
 
-// Manual is what commands do not say themselves.
+// Manual has the parts that commands do not say themselves.
 type Manual struct {
 	Version                  string
 	Exit, Files, Environment []Item
@@ -67,7 +67,7 @@ func (i *Item) of(cmd *cobra.Command) bool {
 	return false
 }
 
-// Help is what --help prints, on a terminal of so many columns; 0 leaves lines as they were written.
+// Help is the text of --help, on a terminal of so many columns; 0 leaves lines as they were written.
 func (m *Manual) Help(cmd *cobra.Command, columns int) string {
 	var b strings.Builder
 	about, usage := cmd.Long, cmd.UsageString()
@@ -90,7 +90,12 @@ func (m *Manual) Help(cmd *cobra.Command, columns int) string {
 		for _, i := range s.items {
 			wide = max(wide, len(i.Term))
 		}
+		below := columns > 0 && wide > columns/2 // the text would be a narrow column
 		for _, i := range s.items {
+			if below {
+				fmt.Fprintf(&b, "  %s\n      %s\n", i.Term, wrap(i.Text, 6, columns))
+				continue
+			}
 			fmt.Fprintf(&b, "  %-*s  %s\n", wide, i.Term, wrap(i.Text, wide+4, columns))
 		}
 	}
@@ -192,7 +197,7 @@ func see(cmd *cobra.Command) (names []string) {
 
 // Markdown writes all commands as one document.
 func (m *Manual) Markdown(w io.Writer, root *cobra.Command) error {
-	_, err := fmt.Fprintf(w, "# Commands\n\n`hbmfs man --markdown` writes this page from what `--help` prints; the manual pages come from the same.\n")
+	_, err := fmt.Fprintf(w, "# Commands\n\n`hbmfs man --markdown` writes this page from the texts of `--help`; the manual pages come from the same.\n")
 	for _, c := range commands(root) {
 		if err == nil && (len(m.sections(c)) > 0) {
 			_, err = io.WriteString(w, m.markdown(c))

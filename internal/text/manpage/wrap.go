@@ -1,6 +1,7 @@
 package manpage
 
 import (
+	"regexp"
 	"strings"
 	"unicode/utf8"
 )
@@ -8,7 +9,7 @@ import (
 // leastColumns is how many columns a text gets at least beside its term. Where the terminal has fewer, it breaks lines itself.
 const leastColumns = 24
 
-// reflow breaks the paragraphs of a text anew. Tables and examples, which begin with spaces, stay as they are.
+// reflow breaks the paragraphs of a text anew, and long texts of tables in their column. Examples stay as they are.
 func reflow(text string, columns int) string {
 	var out []string
 	for _, b := range blocks(text) {
@@ -16,9 +17,25 @@ func reflow(text string, columns int) string {
 			out = append(out, wrap(b.text, 0, columns))
 			continue
 		}
-		out = append(out, "  "+strings.ReplaceAll(b.text, "\n", "\n  "))
+		var lines []string
+		for line := range strings.SplitSeq(b.text, "\n") {
+			lines = append(lines, wrapRow("  "+line, columns))
+		}
+		out = append(out, strings.Join(lines, "\n"))
 	}
 	return strings.Join(out, "\n\n")
+}
+
+// row is a line of a table: a term and a text, with two spaces or more between them.
+var row = regexp.MustCompile(`^(  \S+(?: \S+)*  +)(\S.*)$`)
+
+// wrapRow breaks the text of a row that is too wide.
+func wrapRow(line string, columns int) string {
+	at := row.FindStringSubmatch(line)
+	if at == nil || utf8.RuneCountInString(line) <= columns {
+		return line
+	}
+	return at[1] + wrap(at[2], utf8.RuneCountInString(at[1]), columns)
 }
 
 // wrap breaks a text that begins at a column into lines that all begin there. 0 columns leave it as it is.

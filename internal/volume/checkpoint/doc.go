@@ -25,6 +25,6 @@
 // and hold it until they end or run another program. On NFS the lock holds between hosts, and a server frees the lock of a dead
 // host when its lease ends (90 seconds by default). Mounted with nolock or local_lock, NFS has locks within a host only.
 //
-// Everything goes by descriptors of directories. No link is followed below the parent, and only what belongs to this
-// user is removed. A path that is swapped meanwhile makes a call fail, and does no harm elsewhere.
+// Everything goes by descriptors of directories. No link is followed below the parent, and only files of this user
+// are removed. A path that is swapped meanwhile makes a call fail, and does no harm elsewhere.
 package checkpoint

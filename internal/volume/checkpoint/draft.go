@@ -21,7 +21,7 @@ type Draft struct {
 	of         trust
 	owner      *Owner // nil for this user
 
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	lock  *lock
 	past  *past // nil where files are made by their names
 	ended bool
@@ -82,7 +82,7 @@ func DraftDir(path string) (string, error) {
 	return filepath.Join(in, hidden(name, draftEnding)), err
 }
 
-// refuseExisting says what has the checkpoint's name.
+// refuseExisting reports the file that has the checkpoint's name.
 func (d *Draft) refuseExisting() error {
 	info, err := d.parent.Lstat(d.name)
 	switch {

@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// The kinds of errors that are not the operating system's. Each error says in a sentence what to do.
+// The kinds of errors that are not the operating system's. Each error names a remedy in a sentence.
 var (
 	ErrInvalid = errors.New("invalid argument") // a name, a part, or files that are not those of the draft
 	ErrExists  = errors.New("already there")    // something has the checkpoint's name

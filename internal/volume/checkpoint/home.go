@@ -54,7 +54,7 @@ func OpenHome(dir string) (*Home, error) {
 	return h, nil
 }
 
-// OpenHomeAt opens the directory of a file, whatever its path leads to by now.
+// OpenHomeAt opens the directory of a file, even if its path leads elsewhere by now.
 func OpenHomeAt(f *os.File, path string) (*Home, error) {
 	if named, err := os.Stat(path); err == nil {
 		if info, err := f.Stat(); err == nil && os.SameFile(named, info) {
@@ -211,7 +211,8 @@ func Natural(a, b string) int { return natural(a, b) }
 // List is [List] of the directory.
 func (h *Home) List() ([]Entry, error) { return List(h.root.Name()) }
 
-// Names gives the names in the directory: of published checkpoints, and of what is neither that nor hbmfs's own.
+// Names gives the names in the directory: of published checkpoints, and of files that are neither that nor
+// hbmfs's own.
 func (h *Home) Names() (published, foreign []string, err error) {
 	dir, err := h.root.Open(".")
 	if err != nil {

@@ -23,7 +23,7 @@ const (
 	Leftover State = "leftover" // of a process that died: Clean and the next Begin remove it
 )
 
-// Entry is a checkpoint in a directory, or what is being made of one.
+// Entry is a checkpoint in a directory, or a draft of one.
 type Entry struct {
 	Name  string `json:"name"`
 	Path  string `json:"path"`
@@ -116,7 +116,7 @@ func entry(root *os.Root, name string) *Entry {
 	return e
 }
 
-// unfinishedEntry looks at a draft, or at what is left of a checkpoint.
+// unfinishedEntry looks at a draft, or at the remains of a checkpoint.
 func unfinishedEntry(root *os.Root, name string) Entry {
 	e := Entry{Name: name, Path: filepath.Join(root.Name(), hidden(name, draftEnding)), State: Leftover, Why: "its writer has ended"}
 	if _, err := root.Lstat(hidden(name, draftEnding)); errors.Is(err, fs.ErrNotExist) {

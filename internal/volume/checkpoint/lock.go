@@ -125,7 +125,7 @@ func (l *lock) release() {
 // holder says who has a lock, as its file tells.
 func holder(f *os.File) string {
 	buf := make([]byte, 300)
-	n, _ := f.ReadAt(buf, 0) // what cannot be read is unknown
+	n, _ := f.ReadAt(buf, 0) // an unreadable owner is unknown
 	var pid int
 	var host string
 	if _, err := fmt.Sscanf(string(buf[:n]), "%d %s", &pid, &host); err != nil || checkText(host) != nil {

@@ -31,8 +31,8 @@ const (
 	mostSize   = mostManifest / sumsInText * int64(Chunk) // of a file whose sums fit
 )
 
-// Part says which of the parts of a checkpoint lies in a directory: one of Of, counted from 0. Nodes that keep what they write on
-// disks of their own publish one part each, under one name.
+// Part says which of the parts of a checkpoint lies in a directory: one of Of, counted from 0. Nodes that write to disks of their
+// own publish one part each, under one name.
 type Part struct {
 	Index int `json:"part"`
 	Of    int `json:"parts"`
@@ -114,7 +114,7 @@ const seal = `,"manifest_crc32c":"%08x"}` + "\n"
 
 const sealSize = len(seal) - len("%08x") + 8
 
-// marshal gives the text that parse reads. It refuses what parse would refuse.
+// marshal gives the text that parse reads. It refuses the manifests that parse would refuse.
 func (m *Manifest) marshal() ([]byte, error) {
 	if err := m.check(); err != nil {
 		return nil, err

@@ -94,7 +94,7 @@ func CheckEntry(name string, isDir bool, below int) error {
 	return checkFileName(name)
 }
 
-// checkText refuses what JSON and terminals cannot show.
+// checkText refuses text that JSON and terminals cannot show.
 func checkText(name string) error {
 	if !utf8.ValidString(name) || strings.ContainsFunc(name, unicode.IsControl) {
 		return failf(ErrInvalid, "its name has control characters, or is not UTF-8")

@@ -17,7 +17,7 @@ type Checkpoint struct {
 }
 
 // Open opens a checkpoint and reads its manifest. The files themselves are not looked at. [ErrNone]: it has no manifest.
-// [ErrDamaged]: that is not what was published.
+// [ErrDamaged]: its bytes differ from the published ones.
 func Open(path string) (*Checkpoint, error) {
 	in, name, err := split(path)
 	if err != nil {
@@ -46,7 +46,7 @@ func openIn(parent *os.Root, name string) (c *Checkpoint, err error) {
 	return c, nil
 }
 
-// removed tells whether the checkpoint is no longer at its path. What is missing of it is then no damage.
+// removed tells whether the checkpoint is no longer at its path. Its missing files are then no damage.
 func (c *Checkpoint) removed() bool {
 	opened, err := c.dir.Stat(".")
 	if err != nil {
@@ -82,8 +82,8 @@ func readManifest(dir *os.Root) (*Manifest, error) {
 	return m, nil
 }
 
-// misfit says in what a file's type or size is not what was published. It gives nil where both are, and the system's error where
-// nobody can tell.
+// misfit says how a file's type or size differs from the published one. It gives nil where both are, and the system's error
+// where nobody can tell.
 func (c *Checkpoint) misfit(f *File) error {
 	info, err := c.dir.Lstat(f.Name)
 	switch {

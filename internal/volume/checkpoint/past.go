@@ -15,10 +15,10 @@ import (
 	"github.com/hbmfs/hbmfs/internal/sys/pause"
 )
 
-// past is what a draft has whose files are written past FUSE, by descriptors that clients have.
+// past is the state of a draft whose files are written past FUSE, by descriptors of clients.
 type past struct {
-	// tree is a mount of the draft's directory that no path leads to. Files are made through it: once it is read-only, no descriptor can
-	// be opened again for writing, by root neither, and the kernel makes it read-only only when none is open for writing. It is nil where
+	// tree is a mount of the draft's directory that no path leads to. Files are made through it. Once it is read-only, nobody can open a
+	// descriptor again for writing, not even root. The kernel makes it read-only only when no file is open for writing. It is nil where
 	// this process may not mount: then it serves its own user, who owns the files anyway.
 	tree *os.File
 	// Of files while they are published: the first of them with a lease.
@@ -163,7 +163,7 @@ func (p *past) stillFrozen() error {
 	return nil
 }
 
-// thaw takes back what freeze did, but for the files' modes: their writers have descriptors.
+// thaw undoes freeze, but for the files' modes: their writers have descriptors.
 func (d *Draft) thaw() {
 	if d.past == nil {
 		return
@@ -312,7 +312,7 @@ func (d *Draft) penRoot() (root *os.Root, end func(), err error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	return root, func() { _ = root.Close() }, nil // what it made is synced when it is published
+	return root, func() { _ = root.Close() }, nil // its new directories are synced when it is published
 }
 
 // pathOf is a path to an open file, which needs no right but that to the file.

@@ -12,11 +12,11 @@ import (
 	"github.com/hbmfs/hbmfs/internal/sys/pause"
 )
 
-// A system call may pin a page of a shared mapping and write to it when the mapping and its descriptor are long gone: process_vm_writev that waits
-// on userfaultfd, a read with O_DIRECT from a slow device, RDMA. The kernel's lease does not show that. But the kernel drops no page from the page
-// cache that somebody has pinned, so a file without any page in memory can be written to no more.
+// A system call may pin a page of a shared mapping and write to it when the mapping and its descriptor are long gone. Examples are
+// process_vm_writev that waits on userfaultfd, a read with O_DIRECT from a slow device, and RDMA. The kernel's lease does not show that. But the
+// kernel drops no page from the page cache that somebody has pinned, so a file without any page in memory can be written to no more.
 //
-// A reflink would not do: the clone and the pinned page share blocks of the disk, and the kernel writes a page that was dirtied by a pin in place.
+// A reflink would not do. The clone and the pinned page share blocks of the disk, and the kernel writes a page that was dirtied by a pin in place.
 
 // unpinned makes sure that nobody has pinned a page of a file that has a lease. It syncs the file and drops its pages, until all are gone. [ErrOpen]: some
 // stay for [pause.Patience], since the kernel holds some itself while it moves or reclaims pages, and for patience. Files of tmpfs and DAX are memory themselves, and there nobody can tell.

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// proven makes sure that a file's bytes are on the disk. Linux reports a write-back error once to each descriptor that was open before it,
-// and a writer may ignore what its own told. Read was open before the first byte was written. Where there is no such descriptor, the bytes on the
+// proven makes sure that a file's bytes are on the disk. Linux reports a write-back error once to each descriptor that was open before it, and a
+// writer may ignore the error on its own. Read was open before the first byte was written. Where there is no such descriptor, the bytes on the
 // disk are compared with the sums, which the writer has computed in its memory.
 func (d *Draft) proven(root *os.Root, m *Making, sums []uint32) error {
 	if m.lost != nil {

@@ -61,7 +61,7 @@ func (d *Draft) syncPast(name string, f *os.File) error {
 func (d *Draft) finish(text []byte) (err error) {
 	there := false
 	defer func() {
-		if err != nil && !there { // what cannot be undone here goes with the draft
+		if err != nil && !there { // the rest goes with the draft
 			_ = d.hide()
 			_ = d.dir.Remove(ManifestName)
 		}

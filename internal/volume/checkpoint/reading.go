@@ -18,8 +18,7 @@ func ParseManifest(text []byte) (*Manifest, error) {
 	return m, nil
 }
 
-// Misfit compares the files with those of a place, of which size gives the bytes, and says what is wrong with the first that does not
-// fit, "" for nothing.
+// Misfit compares the files with those of a place, whose sizes size gives. It describes the first mismatch, or returns "".
 func (m *Manifest) Misfit(size func(name string) (bytes int64, there bool)) string {
 	for i := range m.Files {
 		f := &m.Files[i]
@@ -67,7 +66,7 @@ func (c *Checkpoint) OpenFile(file *File) (*os.File, error) {
 	return f, nil
 }
 
-// Removed tells whether the checkpoint is no longer at its path. What is missing of it is then no damage.
+// Removed tells whether the checkpoint is no longer at its path. Its missing files are then no damage.
 func (c *Checkpoint) Removed() bool { return c.removed() }
 
 // DrainState is the directory beside the checkpoints where package drain keeps its journals.

@@ -54,7 +54,7 @@ func remove(ctx context.Context, parent *os.Root, name string, of trust, renamed
 	return removeAll(ctx, parent, old)
 }
 
-// checkCheckpoint refuses what is no checkpoint, or another user's.
+// checkCheckpoint refuses a directory that is no checkpoint, or another user's.
 func checkCheckpoint(parent *os.Root, name string, of trust) error {
 	info, err := parent.Lstat(name)
 	if err != nil {
@@ -69,8 +69,8 @@ func checkCheckpoint(parent *os.Root, name string, of trust) error {
 	return nil
 }
 
-// Clean removes what dead processes left in a directory: drafts, and what is left of checkpoints. It gives their paths. What living
-// processes work on stays, and so do other users' leftovers.
+// Clean removes the leftovers of dead processes in a directory: drafts, and remains of checkpoints. It gives their paths. Drafts of
+// living processes stay, and so do other users' leftovers.
 func Clean(ctx context.Context, dir string) (removed []string, err error) {
 	root, names, err := openList(dir)
 	if err != nil {

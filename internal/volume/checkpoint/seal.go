@@ -47,9 +47,9 @@ func (w *Writing) Error() string {
 }
 func (w *Writing) Unwrap() error { return ErrOpen }
 
-// PublishAll publishes whatever files are in the draft, whose writers said neither sizes nor sums. It takes a read lease of each first: the
-// kernel refuses that while anybody can still write the file ([Writing]). The caller sees to it that nobody opens one
-// for writing meanwhile. Then it reads all files for their sums, and publishes as [Draft.Publish] does.
+// PublishAll publishes all files of the draft. Their writers said neither sizes nor sums. It takes a read lease of each first: the kernel
+// refuses that while anybody can still write the file ([Writing]). The caller sees to it that nobody opens one for writing meanwhile. Then
+// it reads all files for their sums, and publishes as [Draft.Publish] does.
 func (d *Draft) PublishAll(ctx context.Context, opt SealOptions) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -120,8 +120,8 @@ func (d *Draft) publishAll(ctx context.Context, opt SealOptions) error {
 
 var errTooMuch = fmt.Errorf("too much is being published at once: try again when that is done: %w", unix.EAGAIN)
 
-// files lists the draft's files. It refuses what a checkpoint cannot have, before anything is read or allocated for it. book has memory booked for
-// a manifest of so many bytes, and tells whether there is room.
+// files lists the draft's files. It refuses impossible files before anything is read or allocated for them. book has memory booked for a manifest
+// of so many bytes, and tells whether there is room.
 func (d *Draft) files(book func(bytes int64) bool) (files []File, err error) {
 	manifest := int64(0)
 	err = walk(d.dir, ".", 0, func(name string, info fs.FileInfo) error {

@@ -47,7 +47,8 @@ func syncDir(root *os.Root, name string) error {
 	return nil
 }
 
-// rename renames within a directory. Unlike os.Root's it leaves to rename(2) what it replaces: of directories an empty one only.
+// rename renames within a directory. Unlike os.Root's it leaves replacement to rename(2): of directories only an empty one
+// is replaced.
 func rename(root *os.Root, from, to string) error {
 	d, err := root.Open(".")
 	if err != nil {
@@ -109,7 +110,7 @@ func openDir(root *os.Root, name string) (*os.Root, error) {
 	return d, nil
 }
 
-// walk calls each for everything below a directory, a directory before what is in it.
+// walk calls each for everything below a directory, a directory before its entries.
 func walk(root *os.Root, dir string, depth int, each func(name string, info fs.FileInfo) error) error {
 	if depth > mostDepth {
 		return failf(ErrInvalid, "%s has directories %d deep, more than a checkpoint can have", root.Name(), depth)
@@ -166,10 +167,10 @@ func removeAll(ctx context.Context, dir *os.Root, base string) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	return dir.RemoveAll(base) // what is left, or it says why that stays
+	return dir.RemoveAll(base) // removes the rest, or says why that stays
 }
 
-// removeHidden removes a draft, or what is left of a checkpoint. It tells whether something was there. The name's lock is held.
+// removeHidden removes a draft, or the remains of a checkpoint. It tells whether something was there. The name's lock is held.
 func removeHidden(ctx context.Context, dir *os.Root, base string, of trust) (bool, error) {
 	info, err := dir.Lstat(base)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -32,7 +32,7 @@ type Report struct {
 	Damaged int      `json:"damaged"` // how many there are in all
 }
 
-// Damage is a file, or a chunk of one, that is not what was published.
+// Damage is a file, or a chunk of one, that differs from the published one.
 type Damage struct {
 	File   string `json:"file"`
 	Chunk  int64  `json:"chunk"`  // -1: the file as a whole
@@ -48,8 +48,8 @@ const (
 	verifyJob   = 16      // chunks that a thread takes at a time
 )
 
-// Verify reads all files of a checkpoint and compares them with their sums. Memory does not grow with their size. Whatever is
-// damaged is in the report, and the error is another's.
+// Verify reads all files of a checkpoint and compares them with their sums. Memory does not grow with their size. The report
+// lists all damage. The error is of something else.
 func Verify(ctx context.Context, path string, opt VerifyOptions) (*Report, error) {
 	began := time.Now()
 	v := &verification{opt: opt, report: Report{Path: path, Damage: []Damage{}}}
@@ -189,7 +189,7 @@ func (v *verification) chunk(f *os.File, openErr error, file *File, chunk int64,
 	v.judge(file, chunk, sum, err)
 }
 
-// judge notes what a chunk's sum is, or why there is none.
+// judge notes a chunk's sum, or why there is none.
 func (v *verification) judge(file *File, chunk int64, sum uint32, err error) {
 	at := chunk * Chunk
 	d := Damage{File: file.Name, Chunk: chunk, Offset: at, Length: min(Chunk, file.Size-at), Err: err}

@@ -13,7 +13,7 @@ import (
 	"github.com/hbmfs/hbmfs/layout/safetensors"
 )
 
-// Whole refuses a draft with a file that ends before its own format says, as one does whose writer was killed. It knows what torch.save writes, zip archives, and
+// Whole refuses a draft with a file that ends before its own format says, as one does whose writer was killed. It knows the zip archives of torch.save, and
 // safetensors. Files of other formats are taken as they are. The error is an [ErrInvalid].
 func (d *Draft) Whole() error { return allWhole(d.dir, ".") }
 

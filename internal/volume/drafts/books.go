@@ -16,7 +16,8 @@ import (
 	"github.com/hbmfs/hbmfs/internal/volume/checkpoint"
 )
 
-// prefix begins the names of what the holder of a mount keeps of drafts. Then come the draft's key and one of these.
+// prefix begins the names of drafts' descriptors at the holder of a mount. Then come the draft's key and one of
+// these.
 const (
 	prefix      = "draft-"
 	keptJournal = "journal"
@@ -33,7 +34,7 @@ const (
 	recordSealed // the number of a file whose bytes are on the disk, and which has its name
 )
 
-// begun is the first record: what the next daemon needs to know of a draft.
+// begun is the first record: the data about a draft that the next daemon needs.
 type begun struct {
 	Name      string
 	Part      checkpoint.Part
@@ -52,7 +53,7 @@ type added struct {
 	Unnamed bool
 }
 
-// books are what the holder of a mount keeps of a draft. nil keeps nothing.
+// books are a draft's descriptors at the holder of a mount. nil keeps nothing.
 type books struct {
 	life    *handover.Life
 	journal *handover.Journal

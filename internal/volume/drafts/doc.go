@@ -7,13 +7,13 @@
 //	a, err := session.Handle(ctx, h.Type, payload)  // of each frame that IsDraft
 //	session.End()
 //
-// A draft belongs to the process that began it, not to its connection: it goes when that process ends (SO_PEERPIDFD), and so it
-// survives the daemon, whose next life finds in [Options.Life] all that it needs. Other processes of the same user write
-// files of it once they know its number. Where the kernel does not tell processes, a draft ends with its connection.
+// A draft belongs to the process that began it, not to its connection. It goes when that process ends (SO_PEERPIDFD). So it
+// survives the daemon, whose next life finds its state in [Options.Life]. Other processes of the same user write files of it
+// once they know its number. Where the kernel does not tell processes, a draft ends with its connection.
 //
-// Everything is done with the user's rights, by the kernel's own answer: who may make a directory in the volume may begin a draft, and
-// its files count for the user's quota. Drafts, files without names, and all files have a share for each user, so that nobody takes
-// what others need.
+// Everything is done with the user's rights, by the kernel's own answer. A user who may make a directory in the volume may begin a
+// draft, and its files count for the user's quota. Drafts, files without names, and all files have a share for each user, so that no
+// user takes the share of others.
 //
 // Every request may come twice, since an answer is lost with the daemon that gave it. The second does nothing more.
 package drafts

@@ -28,7 +28,7 @@ type clientDraft struct {
 	writer *process // nil where the kernel does not tell it
 	books  *books   // nil where nobody holds the mount
 
-	mu       sync.Mutex // guards what follows; held while the draft is made, sealed or published
+	mu       sync.Mutex // guards the fields below; held while the draft is made, sealed or published
 	made     *checkpoint.Draft
 	files    []*file
 	byName   map[string]int
@@ -85,13 +85,13 @@ func (d *clientDraft) begin(ctx context.Context) error {
 	return nil
 }
 
-// errOver refuses what comes after the end.
+// errOver refuses requests after the end.
 func (d *clientDraft) errOver() error {
 	return refuse(unix.ENOENT, "the draft of %q is over: it was published, or dropped, or its first writer has ended", d.name)
 }
 
-// add makes files, and gives the number of the first and what their writers get. Files that an earlier request has made are given
-// again.
+// add makes files, and gives the number of the first and the writers' descriptors. Files that an earlier request has made are
+// given again.
 func (d *clientDraft) add(wanted []control.NewFile) (first uint32, pens []*os.File, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -223,7 +223,7 @@ func (d *clientDraft) seal(m *control.Seal) error {
 	return nil
 }
 
-// named gives back what a file without a name takes. mu is held.
+// named gives back the share of a file without a name. mu is held.
 func (d *clientDraft) named(number int, f *file) {
 	if f.unnamed {
 		f.unnamed = false

@@ -48,7 +48,7 @@ type Server struct {
 	chunks  *shares.Shares
 	ended   sync.WaitGroup // of watchers
 
-	mu        sync.Mutex // guards what follows
+	mu        sync.Mutex // guards the fields below
 	all       map[key]*clientDraft
 	published []key // the latest last
 	closed    bool
@@ -235,7 +235,7 @@ func refuse(errno unix.Errno, format string, args ...any) *control.Refusal {
 	return &control.Refusal{Errno: errno, Text: fmt.Sprintf(format, args...)}
 }
 
-// refusalOf makes an error what the client is told.
+// refusalOf makes an error the client's answer.
 func refusalOf(err error) *control.Refusal {
 	var known *control.Refusal
 	if errors.As(err, &known) {

@@ -24,7 +24,7 @@ type Session struct {
 	writes bool           // it may
 }
 
-// Answer is what a client is told: a frame, with open files that the caller closes.
+// Answer is the answer to a client: a frame, with open files that the caller closes.
 type Answer struct {
 	Type    control.FrameType
 	Payload func([]byte) []byte // nil for an empty one
@@ -159,7 +159,7 @@ func (c *Session) begin(ctx context.Context, m *control.Begin) (Answer, error) {
 	}
 	a, err := there.answer(there.add(m.Files))
 	if err != nil && there == d {
-		_, _ = d.drop() // what the files' refusal says matters more
+		_, _ = d.drop() // the refusal of the files matters more
 	}
 	if err == nil {
 		c.server.opt.Life.Settle(ctx)

@@ -103,7 +103,7 @@ func (b *body) next() error {
 // dontCache is RWF_DONTCACHE (Linux 6.14): pages that the read brings in are dropped after it, and those that were there stay.
 const dontCache = 0x80
 
-// reader reads files, and knows what the kernel can do.
+// reader reads files, and knows which calls the kernel has.
 type reader struct{ noDontCache atomic.Bool }
 
 // readAt fills p.

@@ -72,7 +72,7 @@ func (d *Drain) claim(ctx context.Context, part checkpoint.Part) error {
 	if err != nil {
 		return fmt.Errorf("mark %s as this volume's: %w", d.bucket, err)
 	}
-	d.taken.Store(true) // once: whoever takes it from this volume keeps it
+	d.taken.Store(true) // once: another volume that takes it keeps it
 	if found, err = d.findMark(ctx); err == nil && (found == nil || found.Volume != want.Volume || found.Parts != want.Parts) {
 		err = fmt.Errorf("%w: another volume took it at the same time: name another place", ErrForeign)
 	}

@@ -12,11 +12,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// disk watches what is written to the disk of a directory. The drain itself only reads there.
+// disk watches the writes to the disk of a directory. The drain itself only reads there.
 type disk struct {
 	stat string // of its block device in sysfs; "" where it has none
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	looked  time.Time
 	sectors int64
 	writes  float64 // bytes a second: follows a rise at once, and a fall in a second or two
@@ -24,15 +24,15 @@ type disk struct {
 }
 
 const (
-	lookTime = 100 * time.Millisecond // the least between two looks at what others write
+	lookTime = 100 * time.Millisecond // the least time between two looks at others' writes
 	lookSpan = time.Second            // in which the rate follows a fall
 
 	// The default bound: while others write this much a second, the drain takes a fraction of that, but never less than the least.
 	busyFrom   = 16 << 20
 	busyShare  = 0.05
 	busyLeast  = 16 << 20
-	blindBound = 256 << 20 // where nobody can tell what is written
-	sectorSize = 512       // of all counts in /sys/block/*/stat, whatever the disk's is
+	blindBound = 256 << 20 // where the writes cannot be counted
+	sectorSize = 512       // of all counts in /sys/block/*/stat, on any disk
 )
 
 func openDisk(dir string) *disk {

@@ -18,13 +18,13 @@ import (
 	"github.com/hbmfs/hbmfs/internal/volume/checkpoint"
 )
 
-// Options bound what a Drain does. The zero value means what each field says.
+// Options bound a Drain's work. Each field documents its zero value.
 type Options struct {
 	Rate        int64         // bytes a second; [Auto], or [Unlimited]
 	Keep        int           // how many of the newest checkpoints stay in the directory; 0: all. One that is not remote always stays
 	Connections int           // requests at once, 0 means 16. Each takes 4 MiB of memory
 	PartSize    int64         // of multipart uploads, and the largest object that is stored in one request; 0 means 32 MiB
-	TakeOver    bool          // the place at the destination becomes this volume's, once, whoever had it
+	TakeOver    bool          // the place at the destination becomes this volume's, once, also if another volume had it
 	Poll        time.Duration // between two looks at the directory, 0 means 2 s
 	Patience    time.Duration // how long the store may be silent; 0: for ever
 	Guard       *fetch.Guard  // of the addresses that are dialled; nil for none
@@ -79,11 +79,11 @@ type Drain struct {
 	reader   reader
 	pace     *pace
 	wake     chan struct{}
-	sums     atomic.Int32 // how the server shows what it has
+	sums     atomic.Int32 // how the server shows checksums
 	taken    atomic.Bool  // the place was taken over
 	counts   struct{ sent, skipped, requests, retries, removed, mended atomic.Int64 }
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	state   *state     // nil until it is locked
 	items   map[string]*item
 	drafts  []string
@@ -123,7 +123,7 @@ func New(dir, destination string, opt Options) (*Drain, error) {
 	return d, nil
 }
 
-// Close gives back what New and Run took. Run has to have ended.
+// Close gives back the descriptors of New and Run. Run has to have ended.
 func (d *Drain) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -134,7 +134,7 @@ func (d *Drain) Close() error {
 	return d.bucket.Close()
 }
 
-// Published has the directory looked at now. name is what was published; only the directory counts.
+// Published has the directory looked at now. name is the published name; only the directory counts.
 func (d *Drain) Published(string) {
 	select {
 	case d.wake <- struct{}{}:
@@ -161,7 +161,7 @@ func (d *Drain) open() error {
 	return err
 }
 
-// Run drains what is there and what comes, until ctx ends. Where another process drains the directory, it waits for its end. Errors are in
+// Run drains existing and new checkpoints, until ctx ends. Where another process drains the directory, it waits for its end. Errors are in
 // the status and in the log.
 func (d *Drain) Run(ctx context.Context) {
 	var said string
@@ -221,8 +221,8 @@ func (d *Drain) work(ctx context.Context) {
 	}
 }
 
-// Once drains what is there now, and tells by an error that not all of it is remote. Of a checkpoint in parts it waits for the others,
-// as long as Patience says. [ErrBusy]: another process drains the directory.
+// Once drains the existing checkpoints, and tells by an error that not all of them are remote. Of a checkpoint in parts it waits for
+// the others, as long as Patience says. [ErrBusy]: another process drains the directory.
 func (d *Drain) Once(ctx context.Context) error {
 	if err := d.open(); err != nil {
 		return err
@@ -352,7 +352,7 @@ func (d *Drain) ended(ctx context.Context, it *item, err error, took time.Durati
 		it.wait = min(max(2*it.wait, d.opt.failedFirst), d.opt.failedMost)
 		it.due = time.Now().Add(it.wait)
 		if it.final && !never {
-			d.lost[it.name] = true // what is there of it is of no use
+			d.lost[it.name] = true // its objects there are of no use
 		}
 		d.log.Error("a checkpoint is not remote", "checkpoint", it.name, "error", err)
 	}

@@ -69,7 +69,7 @@ func (d *Drain) look() {
 	}
 	names, err := dir.Readdirnames(-1)
 	_ = dir.Close() // opened for reading
-	if err != nil { // what was not listed is not gone
+	if err != nil { // an unlisted checkpoint is not gone
 		d.log.Error("the directory cannot be read", "directory", d.dir, "error", err)
 		return
 	}
@@ -179,7 +179,7 @@ func (d *Drain) wasRemote(c *checkpoint.Checkpoint, name string) bool {
 	return j.head == head{Manifest: digest(text), Destination: d.bucket.String(), Volume: d.state.volume} && j.remote() != nil
 }
 
-// forgetLost takes away what is at the destination of checkpoints that never became complete there, and are gone here.
+// forgetLost removes objects of checkpoints that never became complete at the destination, and are gone here.
 func (d *Drain) forgetLost(ctx context.Context) {
 	d.mu.Lock()
 	var names []string
@@ -253,7 +253,7 @@ func (d *Drain) discard(ctx context.Context, j *journal) error {
 			d.abort(ctx, name, id)
 		}
 	}
-	names := slices.AppendSeq(slices.Collect(maps.Keys(j.done)), maps.Keys(j.open)) // what was begun may have been carried out
+	names := slices.AppendSeq(slices.Collect(maps.Keys(j.done)), maps.Keys(j.open)) // a begun request may have been carried out
 	for _, name := range names {
 		if err := d.try(ctx, func(ctx context.Context, _ func()) error { return d.bucket.Delete(ctx, name) }); err != nil {
 			return err

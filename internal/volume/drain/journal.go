@@ -22,8 +22,8 @@ import (
 	"github.com/hbmfs/hbmfs/internal/volume/checkpoint"
 )
 
-// StateName is the directory beside the checkpoints that has the journals, and a prefix in the bucket that has what parts of a checkpoint
-// say to each other.
+// StateName is the directory of the journals beside the checkpoints. In the bucket it is the prefix of messages between parts of a
+// checkpoint.
 const StateName = checkpoint.DrainState
 
 const (
@@ -129,7 +129,7 @@ func (s *state) close() {
 		_ = s.lock.Close() // and the lock with it
 	}
 	if s.root != nil {
-		_ = s.root.Close() // what mattered was synced
+		_ = s.root.Close() // its data was synced
 	}
 }
 
@@ -150,13 +150,13 @@ func (s *state) names() ([]string, error) {
 	return names, err
 }
 
-// journal is what is known of one checkpoint at its destination. Losing it, or its last lines, costs questions and no transfer. It may be
-// used from several goroutines.
+// journal records one checkpoint at its destination. Losing it, or its last lines, costs questions and no transfer. It may be used from
+// several goroutines.
 type journal struct {
 	state *state
 	name  string
 
-	mu   sync.Mutex // guards what follows
+	mu   sync.Mutex // guards the fields below
 	file *os.File
 	head head
 	done map[string]stored // by name in the bucket
@@ -164,7 +164,7 @@ type journal struct {
 	end  *remote           // it is remote
 }
 
-// head says what the journal is of. One of something else is no journal of this.
+// head names the journal's checkpoint. One of something else is no journal of this.
 type head struct {
 	Manifest    string `json:"manifest"` // its SHA-256
 	Destination string `json:"destination"`
@@ -192,7 +192,7 @@ type line struct {
 	Name   string  `json:"name,omitempty"`
 	Stored *stored `json:"stored,omitempty"`
 	Begun  *begun  `json:"begun,omitempty"`
-	Forget bool    `json:"forget,omitempty"` // what was said of the name
+	Forget bool    `json:"forget,omitempty"` // the messages about the name
 	Remote *remote `json:"remote,omitempty"`
 }
 
@@ -361,6 +361,6 @@ func Saved(dir string) (s *status.Drain, alive bool, err error) {
 	if err != nil {
 		return s, false, nil //nolint:nilerr // nobody has it
 	}
-	defer func() { _ = lock.Close() }() // and what was taken with it
+	defer func() { _ = lock.Close() }() // and the descriptors that were taken with it
 	return s, errors.Is(unix.Flock(int(lock.Fd()), unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK), nil
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/volume/checkpoint"
 )
 
-// damageError says that objects of a checkpoint that was remote are no longer what was stored.
+// damageError says that stored objects of a remote checkpoint have changed.
 type damageError struct{ text string }
 
 func (e *damageError) Error() string { return e.text }
@@ -32,7 +32,7 @@ func (s *sending) damage() error {
 	return nil
 }
 
-// mend compares a checkpoint that is complete at the destination with this one, and sends again what was lost there.
+// mend compares a checkpoint that is complete at the destination with this one, and sends lost objects again.
 func (s *sending) mend(ctx context.Context) error {
 	compare := s.compareManifest
 	if s.c.Manifest.Part.Of > 1 {

@@ -8,7 +8,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/sys/pause"
 )
 
-// Auto is the rate that follows what other programs write to the disk; Unlimited is none. Both are for [Options.Rate].
+// Auto is the rate that follows other programs' writes to the disk; Unlimited is none. Both are for [Options.Rate].
 const (
 	Auto      = 0
 	Unlimited = -1
@@ -18,7 +18,7 @@ const (
 type pace struct {
 	rate func() int64 // bytes a second; 0 or less: no bound
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	next   time.Time  // when the next bytes may go
 	active int        // requests that send
 }

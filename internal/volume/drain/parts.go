@@ -15,18 +15,18 @@ import (
 	"github.com/hbmfs/hbmfs/internal/volume/checkpoint"
 )
 
-// A checkpoint whose nodes keep parts of it on disks of their own is one checkpoint in the bucket: the files of all parts, and one
-// manifest of part 0 of 1. Nodes talk below StateName/NAME/ there:
+// A checkpoint whose nodes keep parts of it on disks of their own is one checkpoint in the bucket. It has the files of all parts,
+// and one manifest of part 0 of 1. Nodes talk below StateName/NAME/ there:
 //
 //	I-of-N.claim-VOLUME    the volume sends this part
 //	I-of-N.manifest        the part is there; these are its files
 //	I-of-N.agrees-DIGEST   its node has seen these N manifests, and its own part is still what it has on disk
 //
-// Who sees N agreements to the same N manifests stores the checkpoint's manifest. Agreements keep parts of two attempts at one step
-// apart: a node publishes its part when all nodes have written theirs, so none of them still has a part of an earlier attempt then, and
-// would agree to it.
+// A node that sees N agreements to the same N manifests stores the checkpoint's manifest. Agreements keep parts of two attempts at one
+// step apart. A node publishes its part when all nodes have written theirs. So none of them still has a part of an earlier attempt,
+// and would agree to it.
 
-// waitingError says what a part waits for.
+// waitingError names the parts that a part waits for.
 type waitingError struct{ text string }
 
 func (w *waitingError) Error() string { return w.text }
@@ -35,7 +35,7 @@ func stateOf(name string) string { return StateName + "/" + name + "/" }
 
 func partName(p checkpoint.Part) string { return fmt.Sprintf("%d-of-%d", p.Index, p.Of) }
 
-// said is what nodes have said of a checkpoint.
+// said are nodes' messages about a checkpoint.
 type said struct {
 	claims  map[string][]string        // volumes, by part
 	records map[string]s3origin.Stored // by part
@@ -157,7 +157,7 @@ func (s *sending) agree(ctx context.Context) error {
 	return s.merge(ctx, parts)
 }
 
-// heard gives all parts, and a digest of what the nodes say that they have.
+// heard gives all parts, and a digest of the nodes' manifests.
 func (s *sending) heard(h *said) (parts []string, digest string, err error) {
 	var missing []string
 	sum := sha256.New()
@@ -278,7 +278,7 @@ func (s *sending) compareMerged(ctx context.Context) error {
 	return nil
 }
 
-// forgetPart takes back what this volume has said of a checkpoint: of the parts that it claims.
+// forgetPart takes back this volume's messages about a checkpoint: those of parts that it claims.
 func (d *Drain) forgetPart(ctx context.Context, name string) error {
 	h, err := d.hear(ctx, name)
 	if err != nil {

@@ -34,7 +34,7 @@ type sending struct {
 	chunks [][]byte   // buffers that are free
 }
 
-// send makes a checkpoint remote. What is remote already is not sent again.
+// send makes a checkpoint remote. Remote files are not sent again.
 func (s *sending) send(ctx context.Context) error {
 	part := s.c.Manifest.Part
 	if err := s.d.claim(ctx, part); err != nil {
@@ -77,8 +77,8 @@ func (s *sending) send(ctx context.Context) error {
 
 func (s *sending) prefix() string { return s.it.name + "/" }
 
-// name is the name of a file in the bucket. Nodes write one .metadata each, of the same name: it is of the files that all of them
-// have, so that of part 0 is the checkpoint's.
+// name is the name of a file in the bucket. Nodes write one .metadata each, of the same name. Each describes the files of all
+// nodes, so that of part 0 is the checkpoint's.
 func (s *sending) name(f *checkpoint.File) string {
 	if part := s.c.Manifest.Part; part.Index > 0 && f.Name == ".metadata" {
 		return fmt.Sprintf("%s.hbmfs-part-%d-of-%d/%s", s.prefix(), part.Index, part.Of, f.Name)
@@ -86,7 +86,7 @@ func (s *sending) name(f *checkpoint.File) string {
 	return s.prefix() + f.Name
 }
 
-// look asks what is there.
+// look asks for existing objects.
 func (s *sending) look(ctx context.Context) error {
 	objects, err := s.d.list(ctx, s.prefix())
 	if err != nil {
@@ -134,7 +134,7 @@ func (s *sending) sendFiles(ctx context.Context) error {
 	return err
 }
 
-// sendFile has the group store what the bucket lacks of a file.
+// sendFile has the group store the missing ranges of a file.
 func (s *sending) sendFile(ctx context.Context, g *errgroup.Group, f *checkpoint.File) error {
 	name := s.name(f)
 	object, there := s.there[name]
@@ -209,7 +209,7 @@ func (s *sending) adoptNamed(ctx context.Context, f *checkpoint.File) error {
 	return err
 }
 
-// attempt sends a stretch of a file by do, and compares what the server says of it with the file.
+// attempt sends a stretch of a file by do, and compares the server's answer with the file.
 func (s *sending) attempt(ctx context.Context, f *checkpoint.File, off, n int64, do func(context.Context, io.Reader, string) (s3origin.Stored, error)) (o s3origin.Stored, err error) {
 	first, end := off/checkpoint.Chunk, (off+n+checkpoint.Chunk-1)/checkpoint.Chunk
 	crc := written(s.d.combiner.of(f.Sums[first:end], n))
@@ -263,7 +263,7 @@ const (
 	sumsMD5     // its ETag is the MD5
 )
 
-// check compares what a server answers to one request with the bytes.
+// check compares a server's answer to one request with the bytes.
 func (d *Drain) check(o *s3origin.Stored, crc string, sum hash.Hash) error {
 	switch {
 	case o.ETag == "":

@@ -31,7 +31,7 @@ type store struct {
 
 	connections atomic.Int64 // that are open
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	objects map[string]*object
 	uploads map[string]*multipart
 	parts   map[string]int // how often each part, and each object in one request, was stored

@@ -12,7 +12,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/volume/checkpoint"
 )
 
-// combiner makes the CRC-32C of consecutive chunks from those of the chunks. A CRC is linear: appending n bytes to a text multiplies its
+// combiner makes the CRC-32C of consecutive chunks from those of the chunks. A CRC is linear. Appending n bytes to a text multiplies its
 // CRC by a matrix over GF(2) that n alone decides, and adds that of the bytes (zlib, crc32_combine).
 type combiner struct{ chunk matrix } // of a whole chunk
 

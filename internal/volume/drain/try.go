@@ -16,7 +16,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/volume/checkpoint"
 )
 
-// The kinds of failures of one checkpoint. Each error says in a sentence what to do.
+// The kinds of failures of one checkpoint. Each error names a remedy in a sentence.
 var (
 	ErrForeign = errors.New("somebody else's")      // objects under the name, or the place
 	ErrLost    = errors.New("it was removed here")  // before it was remote
@@ -24,7 +24,7 @@ var (
 	errAgain   = errors.New("to be looked at anew") // the journal was wrong
 )
 
-// mostLies is how often a server may answer what cannot be.
+// mostLies is how many impossible answers a server may give.
 const mostLies = 3
 
 // lasting tells errors that stay for now, however often one asks.

@@ -109,8 +109,8 @@ func linger(ctx context.Context) (longer context.Context, end func()) {
 	return longer, func() { stop(); cancel() }
 }
 
-// settled is linger for a request that stores something: what a server does after nobody listens would come after the objects of a checkpoint that was
-// removed are taken away, and stay. One that has stalled ends at once.
+// settled is linger for a request that stores something. A server that acts after nobody listens would store objects of a removed checkpoint, and they
+// would stay. One that has stalled ends at once.
 func settled(ctx context.Context) (_ context.Context, end func()) {
 	longer, over := linger(ctx)
 	stalled, cancel := context.WithCancelCause(longer)
@@ -215,7 +215,7 @@ func (u *upload) explain(ctx context.Context, err error) error {
 	return err
 }
 
-// complete makes the object, and compares what the server says of it.
+// complete makes the object, and compares the server's answer.
 func (u *upload) complete(ctx context.Context) error {
 	var o s3origin.Stored
 	complete := func(onlyNew bool) error {

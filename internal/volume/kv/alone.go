@@ -31,7 +31,7 @@ func noDisk(err error) bool {
 	return noWrites(err) || errors.Is(err, unix.EIO) || errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
 }
 
-// newAlone makes a namespace in memory alone. why is what the disk says.
+// newAlone makes a namespace in memory alone. why is the disk's error.
 func (s *Store) newAlone(sp *Space, m *control.KVOpen, user asuser.User, why error) (_ *Space, err error) {
 	sp.meta.Name = m.Name
 	defer func() {
@@ -92,7 +92,7 @@ func (s *Store) adoptAlone(left *leftOut) {
 		}
 		sp := &Space{store: s, rights: s.opt.Life.Took(kept), used: time.Now()}
 		text := make([]byte, 4096)
-		n, _ := sp.rights.ReadAt(text, 0) // what is cut short has no checksum
+		n, _ := sp.rights.ReadAt(text, 0) // a short record has no checksum
 		var ok bool
 		sp.meta, ok = parseMeta(text[:n])
 		sp.name = sp.meta.Name
@@ -118,7 +118,7 @@ func (s *Store) mayName(user asuser.User) error {
 	return mayUse(s.dir, user, unix.W_OK|unix.X_OK)
 }
 
-// mayUse asks the kernel whether a user may use a file. On a read-only filesystem it says EROFS whoever asks to write, and of an immutable file EPERM. There it is
+// mayUse asks the kernel whether a user may use a file. On a read-only filesystem every request to write gets EROFS, and on an immutable file EPERM. There it is
 // asked of a file in memory with the same owner and mode. An ACL cannot be asked so: then only root may.
 func mayUse(f *os.File, user asuser.User, mode uint32) error {
 	may := func(f *os.File) error {

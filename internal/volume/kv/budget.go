@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// budget is the limit of a tier, in bytes, that all namespaces share. A disk's is a file, too: what no slab has yet is allocated there, so that
-// nobody else fills the disk meanwhile.
+// budget is the limit of a tier, in bytes, that all namespaces share. A disk's is a file, too: space that no slab has yet is allocated there,
+// so that nobody else fills the disk meanwhile.
 type budget struct {
 	limit int64
 	rest  *os.File // nil for memory
@@ -18,7 +18,7 @@ type budget struct {
 	// idle is a hint, of memory: a namespace that nobody uses has some.
 	idle atomic.Bool
 
-	mu   sync.Mutex // guards what follows
+	mu   sync.Mutex // guards the fields below
 	used int64
 	rung uint64        // how often others may have had more to spare than before
 	bell chan struct{} // closed when that is so again; nil: nobody listens
@@ -45,7 +45,7 @@ func (b *budget) give(n int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.used -= n
-	_ = b.fill()       // whoever has taken the room keeps it: the next slab says so
+	_ = b.fill()       // another program has taken the space: the next slab reports it
 	if b.rest == nil { // of a disk, regions go one at a time
 		b.wake()
 	}
@@ -84,7 +84,7 @@ func (b *budget) rings() uint64 {
 	return b.rung
 }
 
-// fill allocates what no slab has. The lock is held.
+// fill allocates the space that no slab has. The lock is held.
 func (b *budget) fill() error {
 	if b.rest == nil || b.limit <= b.used {
 		return nil

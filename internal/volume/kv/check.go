@@ -145,7 +145,7 @@ func (sp *Space) inspect(t *tier, n uint32) {
 	sp.mu.Unlock()
 }
 
-// dropBlock drops a block whose bytes are not what they were, or cannot be read, if it is there still.
+// dropBlock drops a block whose bytes have changed, or cannot be read, if it is there still.
 func (sp *Space) dropBlock(t *tier, n uint32, key []byte, damaged bool) {
 	sp.evicting.RLock()
 	sp.mu.Lock()

@@ -13,15 +13,15 @@
 // equal slots, and an *index*, a file of one record for each slot. Clients write and read slots by descriptors; the daemon never touches their
 // bytes, but to copy blocks between the tiers and to verify them.
 //
-// # What the files say
+// # The files
 //
 // A record (record.go) says which key's block is in a slot, and has a checksum that covers the slot's number and the namespace's. It is written
 // after the client has said COMMIT, and zeroed before the slot is given to another client. So at every kill a record that is whole speaks of bytes
-// that were complete. A record is as long as a key needs at most, lies at a place that its slot determines, and is written by one call: so
-// the index never grows, is never compacted, and is read in one pass. Slabs and indexes are preallocated, and count together for
-// the limit of their tier.
+// that were complete. A record is as long as a key needs at most, lies at a place that its slot determines, and is written by one call. So the
+// index never grows, is never compacted, and is read in one pass. Slabs and indexes are preallocated, and count together for the limit of their
+// tier.
 //
-// In memory a tier has 24 bytes and the key for each slot, and a table of cells (table.go), all outside of Go's heap: nothing of it is scanned, and
+// In memory a tier has 24 bytes and the key for each slot, and a table of cells (table.go), all outside of Go's heap. Nothing of it is scanned, and
 // no garbage is kept beside it.
 //
 // # Holds

@@ -18,11 +18,11 @@ const (
 	lockName = ".hbmfs-kv.lock"
 	restName = ".hbmfs-kv.free"
 
-	asideName = ".hbmfs-kv.aside-" // begins the names of what was in the way of a namespace
+	asideName = ".hbmfs-kv.aside-" // begins the names of files that were in the way of a namespace
 )
 
-// openOwn opens and locks the volume's own files. Where the disk takes no writes, the mount leaves the disk as it is: engines use the memory tier, and read what
-// the disk has.
+// openOwn opens and locks the volume's own files. Where the disk takes no writes, the mount leaves the disk as it is: engines use the memory tier, and read
+// blocks of the disk.
 func (s *Store) openOwn() (err error) {
 	for _, own := range []struct {
 		file **os.File
@@ -72,17 +72,17 @@ func noWrites(err error) bool {
 	return errors.Is(err, unix.EROFS) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM)
 }
 
-// readOnly tells whether an error says that the disk takes no writes, and this daemon goes on all the same: engines use the memory tier, and read what the disk
-// has.
+// readOnly tells whether an error says that the disk takes no writes, and this daemon goes on all the same. Engines use the memory tier, and read blocks of the
+// disk.
 func (s *Store) readOnly(err error) bool {
 	return (s.frozen != "" || s.opt.Life.Adopts()) && (noWrites(err) || errors.Is(err, unix.EBADF) || errors.Is(err, unix.EINVAL)) // write, and ftruncate, of a file that is open to read
 }
 
-// errOdd says that a name is not what a volume has under it.
+// errOdd says that a file of a volume has the wrong kind.
 var errOdd = errors.New("not a file that a KV volume makes")
 
 // openAt opens a regular file of a directory, or with O_DIRECTORY a directory. Other users may make names there. So it opens nothing else, follows
-// no link, and waits for nobody: O_PATH gives the inode without opening it, and that very inode is opened once it was judged.
+// no link, and waits for nobody. O_PATH gives the inode without opening it, and that very inode is opened once it was judged.
 func openAt(dir *os.File, name string, flags int) (*os.File, error) {
 	path := filepath.Join(dir.Name(), name)
 	at, err := unix.Openat(int(dir.Fd()), name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
@@ -113,7 +113,7 @@ func openAt(dir *os.File, name string, flags int) (*os.File, error) {
 	return again(inode, flags&^unix.O_CREAT|unix.O_NONBLOCK) // O_NONBLOCK: a lease of its owner fails the call, and does not delay it
 }
 
-// kindOf names what a mode is of.
+// kindOf names the kind of file that a mode stands for.
 func kindOf(mode uint32) string {
 	switch mode & unix.S_IFMT {
 	case unix.S_IFREG:
@@ -178,7 +178,7 @@ func goodName(name string) bool {
 	return true
 }
 
-// setAside renames what is in the way of a new namespace. Nothing of it is lost.
+// setAside renames a file that is in the way of a new namespace. Nothing of it is lost.
 func (s *Store) setAside(name string) error {
 	to := fmt.Sprintf("%s%s-%x", asideName, name, newID())
 	if err := unix.Renameat2(int(s.dir.Fd()), name, int(s.dir.Fd()), to, unix.RENAME_NOREPLACE); err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/mounts/handover"
 )
 
-// kind is what a hold is.
+// kind is the kind of a hold.
 type kind uint8
 
 const (
@@ -34,15 +34,15 @@ type hold struct {
 	entry int32 // in the table of holds
 }
 
-// holdTable is what the next daemon has to know of holds: memory that all lives share. An entry, little-endian: token (u64, written last; 0: it is
-// free), owner, namespace (u64 each), slot, length (u32 each), tier, kind, length of the key (u8 each), 5 zeros, key. Of the owner's process follow
-// the inode of its descriptors (u64; 0: the kernel has none), the user and the number (u32 each). Behind the entries is a cell for each namespace: its
-// number (u64), and how often its memory tier was cut (u64).
+// holdTable has the holds for the next daemon: memory that all lives share. An entry, little-endian: token (u64, written last; 0: it is free), owner,
+// namespace (u64 each), slot, length (u32 each), tier, kind, length of the key (u8 each), 5 zeros, key. Of the owner's process follow the inode of its
+// descriptors (u64; 0: the kernel has none), the user and the number (u32 each). Behind the entries is a cell for each namespace: its number (u64),
+// and how often its memory tier was cut (u64).
 type holdTable struct {
 	file   *os.File
 	memory []byte
 
-	mu   sync.Mutex // guards what follows
+	mu   sync.Mutex // guards the fields below
 	free []int32
 	next int32 // beyond it nothing was used
 }
@@ -156,7 +156,7 @@ func (h *holdTable) remove(o *hold) {
 	h.mu.Unlock()
 }
 
-// entry is what a daemon before has left of a hold.
+// entry is a hold that a daemon before has left.
 type entry struct {
 	token, owner, space uint64
 	slot, length        uint32
@@ -192,7 +192,7 @@ func (h *holdTable) each(f func(n int32, e entry) (keep bool)) {
 	}
 }
 
-// adoptHolds goes on with what processes held when the daemon before ended.
+// adoptHolds goes on with processes' holds from the daemon before.
 func (s *Store) adoptHolds() {
 	if !s.opt.Life.Adopts() {
 		return

@@ -44,14 +44,15 @@ func (t *tier) regions() (int64, error) {
 	return min(slab.Size()/t.regionBytes(), index.Size()/t.indexBytes()), nil
 }
 
-// loaded is what was read of the index of a region.
+// loaded are the entries that were read from the index of a region.
 type loaded struct {
 	bad    []uint32 // places of slots whose records are not whole
 	serial uint64   // the highest
 	err    error
 }
 
-// load reads the index of a tier: regions at once on all CPUs, since most of it is checksums and memory, and then the table by itself.
+// load reads the index of a tier. It reads regions at once on all CPUs, since most of it is checksums and memory, and then fills the
+// table by itself.
 func (t *tier) load(regions int64) error {
 	if err := t.table.fit(int(regions * t.perRegion)); err != nil {
 		return err
@@ -119,7 +120,8 @@ func (t *tier) readRegion(r int64, buffer []byte) (l loaded) {
 	return l
 }
 
-// enter puts the blocks of a region into the table, and gives the slots whose records are of no use: damaged ones, and those of a key that another slot has.
+// enter puts the blocks of a region into the table, and gives the slots whose records are of no use. These are damaged ones, and those of a key that another
+// slot has.
 func (t *tier) enter(r int64, l *loaded) (bad []uint32) {
 	first := uint32(r * t.perRegion)
 	if serial := &t.space.store.serial; l.serial >= serial.Load() {

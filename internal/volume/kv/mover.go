@@ -112,7 +112,8 @@ type copying struct {
 	known    bool
 }
 
-// writeBack copies to the disk what the memory tier evicts next, so that nobody who needs a slot waits for that.
+// writeBack copies to the disk the blocks that the memory tier evicts next, so that nobody who needs a slot
+// waits for that.
 func (sp *Space) writeBack(ctx context.Context, buffer []byte) {
 	for ctx.Err() == nil {
 		sp.mu.Lock()
@@ -137,7 +138,7 @@ func (sp *Space) writeBack(ctx context.Context, buffer []byte) {
 }
 
 // giveUp ends a copy that has not begun.
-func (sp *Space) giveUp(c *copying) { _ = sp.settle(c, false, c.failed == nil, c.failed, nil) } // what was not shown need not be hidden
+func (sp *Space) giveUp(c *copying) { _ = sp.settle(c, false, c.failed == nil, c.failed, nil) } // a block that was not shown need not be hidden
 
 // yields tells whether others wait for the memory of the namespace, which nobody uses.
 func (sp *Space) yields() bool {

@@ -15,7 +15,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/volume/shares"
 )
 
-// owner is a process that has the volume open, and what it holds. It lasts as long as a connection of it, or as the process where it holds something.
+// owner is a process that has the volume open, and its holds. It lasts as long as a connection of it, or as the process where it holds something.
 type owner struct {
 	id    uint64 // the number that the client knows it by
 	uid   uint32
@@ -23,10 +23,10 @@ type owner struct {
 	pidfd *os.File // nil where the kernel does not tell the process: all ends with the connection
 	inode uint64   // of pidfd: see inodeOf
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	holds    map[uint64]*hold
 	sessions int
-	latest   *Session // that goes on with what the others held: these are given nothing more. nil: of a daemon before
+	latest   *Session // that goes on with the holds of the others: these are given nothing more. nil: of a daemon before
 	over     bool
 }
 
@@ -174,7 +174,7 @@ func (s *Store) makeOwner(c *Session) (*owner, error) {
 	return o, nil
 }
 
-// watch ends what an owner holds once its process ends.
+// watch ends an owner's holds once its process ends.
 func (s *Store) watch(o *owner) {
 	if o.pidfd == nil {
 		return

@@ -37,7 +37,7 @@ func (s *Store) roomFor1(t *tier, n int64) bool {
 			s.once(err.Error(), "the slab of namespace %q cannot grow: %v", sp.name, err)
 			return false
 		case grown:
-		case none || !asked && t.kind == control.KVMemory: // of memory only what nobody uses is taken, which takes milliseconds
+		case none || !asked && t.kind == control.KVMemory: // of memory only unused space is taken, which takes milliseconds
 			if !s.takeFrom(t, n) {
 				t.pause(rung)
 				return false
@@ -52,7 +52,7 @@ func (s *Store) roomFor1(t *tier, n int64) bool {
 	}
 }
 
-// askPause is how often a tier asks for what others have, unless the budget's bell rings.
+// askPause is how often a tier asks for others' space, unless the budget's bell rings.
 const askPause = 200 * time.Millisecond
 
 // pause notes that others have nothing to spare, or are asked by now. rung is the budget's, from before they were asked.
@@ -75,7 +75,8 @@ func (t *tier) short() bool {
 	return t != nil && t.free.n < t.perRegion/2 && !t.growing && !t.down() && (t.budget.has(t.cost()) || t.budget.idle.Load())
 }
 
-// extend makes slabs longer, until ctx ends: of memory ahead of those who need it, of the disk by what another namespace has to spare.
+// extend makes slabs longer, until ctx ends: of memory ahead of those who need it, of the disk by the spare space of another
+// namespace.
 func (s *Store) extend(ctx context.Context) {
 	for {
 		select {
@@ -119,7 +120,7 @@ func (s *Store) once(key, format string, args ...any) {
 	}
 }
 
-// How long others wait for what a namespace has.
+// How long others wait for a namespace's space.
 const (
 	idleTime  = 10 * time.Minute // of the disk: nobody uses it
 	awaitTime = time.Minute      // of memory: processes come back after their daemon's end
@@ -169,8 +170,8 @@ func (t *tier) giveRegion() bool {
 // spareTime bounds how long a reservation waits for the mover, whose copies of single blocks take milliseconds.
 const spareTime = 250 * time.Millisecond
 
-// takeFrom has other namespaces give what n slots need, and makes a slab longer by a region of it. Where only the mover holds blocks of memory that nobody uses, the
-// mover lets go, and takeFrom waits for that. Otherwise blocks that are in use would go to the disk.
+// takeFrom has other namespaces give the space of n slots, and makes a slab longer by a region of it. Where only the mover holds blocks of memory that nobody uses,
+// the mover lets go, and takeFrom waits for that. Otherwise blocks that are in use would go to the disk.
 func (s *Store) takeFrom(t *tier, n int64) bool {
 	if t.kind == control.KVDisk {
 		return s.balance(t, t.cost())
@@ -200,7 +201,7 @@ func (s *Store) takeFrom(t *tier, n int64) bool {
 	}
 }
 
-// missing is what the regions take that a tier has not for n slots, and at least one of them.
+// missing is the size of the regions that a tier lacks for n slots, and at least one of them.
 func (t *tier) missing(n int64) int64 {
 	t.space.mu.Lock()
 	defer t.space.mu.Unlock()

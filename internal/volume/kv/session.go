@@ -24,7 +24,7 @@ type Session struct {
 	opened map[uint32]bool // namespaces by number: whether it may write
 }
 
-// Answer is what a client is told: a frame, with open files that the caller closes.
+// Answer is the answer to a client: a frame, with open files that the caller closes.
 type Answer struct {
 	Type    control.FrameType
 	Payload func([]byte) []byte // nil for an empty one
@@ -36,7 +36,7 @@ func (s *Store) Session(user asuser.User, pidfd *os.File) *Session {
 	return &Session{store: s, user: user, pidfd: pidfd, opened: map[uint32]bool{}}
 }
 
-// End ends the connection. What its process holds stays, until that ends.
+// End ends the connection. Holds of its process stay, until that ends.
 func (c *Session) End() {
 	c.over.Store(true)
 	for number := range c.opened {
@@ -265,7 +265,7 @@ func refuse(errno unix.Errno, format string, args ...any) *control.Refusal {
 	return &control.Refusal{Errno: errno, Text: fmt.Sprintf(format, args...)}
 }
 
-// refusalOf makes an error what the client is told.
+// refusalOf makes an error the client's answer.
 func refusalOf(err error) *control.Refusal {
 	var known *control.Refusal
 	if errors.As(err, &known) {

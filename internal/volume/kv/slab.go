@@ -53,7 +53,7 @@ func (t *tier) openMemory() (err error) {
 	return err
 }
 
-// hugePage is what a region of memory must be a multiple of, so that huge pages take no more than the limit.
+// hugePage is the unit of a region's size in memory, so that huge pages take no more than the limit.
 const hugePage = 2 << 20
 
 // hasHuge asks the kernel whether a file in memory gets huge pages.
@@ -62,9 +62,9 @@ func hasHuge(f *os.File) bool {
 	return unix.Fstat(int(f.Fd()), &st) == nil && st.Blksize == hugePage
 }
 
-// memorySlab makes a file in memory, of huge pages where the kernel has them: they need no reservation, and are made, registered and given back many
-// times faster. Where this process may, it lies on a tmpfs of its own, of which a read-only mount shows it to clients that may
-// not write: root cannot open that again for writing. Otherwise it is a memfd that only this user can open.
+// memorySlab makes a file in memory, of huge pages where the kernel has them. They need no reservation, and are made, registered and given back many
+// times faster. Where this process may, it lies on a tmpfs of its own, of which a read-only mount shows it to clients that may not write. Root
+// cannot open that again for writing. Otherwise it is a memfd that only this user can open.
 func memorySlab(huge bool) (slab, shown *os.File, err error) {
 	if huge {
 		slab, shown, err = tmpfsSlab(huge)

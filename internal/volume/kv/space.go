@@ -30,15 +30,15 @@ type Space struct {
 	rights *os.File // the file whose owner and mode say who may use the namespace, and which has its meta
 	has    int64    // regions of the disk tier, when it was opened
 
-	// settling is held while the mover says in which tiers a block is, and while blocks are removed: otherwise a kill could leave a record of
+	// settling is held while the mover says in which tiers a block is, and while blocks are removed. Otherwise a kill could leave a record of
 	// one that was removed. Before mu.
 	settling sync.Mutex
 
-	// evicting is held (shared) from the time when a block is hidden, until its record is zeroed. Who removes keys waits for that before it answers: a kill could
-	// bring back one that was evicted just before, and was not found. Before mu.
+	// evicting is held (shared) from the time when a block is hidden, until its record is zeroed. A removal of keys waits for that before it answers. Otherwise a
+	// kill could bring back a key that was evicted just before, and was not found. Before mu.
 	evicting sync.RWMutex
 
-	mu                                    sync.Mutex // guards what follows
+	mu                                    sync.Mutex // guards the fields below
 	tiers                                 []*tier    // memory first, where there is some; the slice never changes
 	opened                                int        // by sessions
 	waits                                 int        // reservations of others that want the memory of this namespace, which nobody uses
@@ -48,7 +48,7 @@ type Space struct {
 	broken                                uint64 // slabs that were found cut or grown
 }
 
-// meta is what a namespace's file says of it.
+// meta is the description in a namespace's file.
 type meta struct {
 	Version int    `json:"version"`
 	Name    string `json:"name,omitempty"` // of a namespace that is in memory alone
@@ -126,7 +126,7 @@ func (sp *Space) save() error {
 	return nil
 }
 
-// open says what the tiers are. fresh: for a connection that has not opened the namespace before. From now on its memory stays where it is.
+// open describes the tiers. fresh: for a connection that has not opened the namespace before. From now on its memory stays where it is.
 func (sp *Space) open(fresh bool) (tiers []control.KVTier) {
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
@@ -261,8 +261,8 @@ func (sp *Space) belongs(m *control.KVOpen, user asuser.User) error {
 	return sp.rights.Chmod(os.FileMode(m.Mode))
 }
 
-// groupOf gives the group of a namespace that a user makes: the volume's own where its directory hands that on (S_ISGID), as a pod's fsGroup
-// has it.
+// groupOf gives the group of a namespace that a user makes: the volume's own where its directory hands that on (S_ISGID), as with a pod's
+// fsGroup.
 func (s *Store) groupOf(user asuser.User) (uint32, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(s.dir.Fd()), &st); err != nil {
@@ -291,7 +291,7 @@ func (sp *Space) path() string { return filepath.Join(sp.store.opt.Directory, sp
 // discard removes a namespace that nobody uses, with its files.
 func (sp *Space) discard() {
 	for _, name := range []string{metaName, indexName, slabName} {
-		_ = unix.Unlinkat(int(sp.dir.Fd()), name, 0) // what stays is found at the next mount
+		_ = unix.Unlinkat(int(sp.dir.Fd()), name, 0) // leftovers are found at the next mount
 	}
 	_ = unix.Unlinkat(int(sp.store.dir.Fd()), sp.name, unix.AT_REMOVEDIR)
 	sp.release()
@@ -355,7 +355,7 @@ func (s *Store) openSpace(name string) (_ *Space, err error) {
 		return nil, fmt.Errorf("it is no namespace: %w", err)
 	}
 	text := make([]byte, 4096)
-	n, _ := sp.rights.ReadAt(text, 0) // what is cut short has no checksum
+	n, _ := sp.rights.ReadAt(text, 0) // a short record has no checksum
 	var ok bool
 	if sp.meta, ok = parseMeta(text[:n]); !ok {
 		if !sp.ours() {
@@ -386,14 +386,14 @@ func (s *Store) openSpace(name string) (_ *Space, err error) {
 	return sp, nil
 }
 
-// release closes what is open of a namespace.
+// release closes the descriptors of a namespace.
 func (sp *Space) release() {
 	for _, t := range sp.tiers {
 		t.close()
 	}
 	for _, f := range []*os.File{sp.rights, sp.dir} {
 		if f != nil {
-			_ = f.Close() // what matters was synced before
+			_ = f.Close() // its data was synced before
 		}
 	}
 }

@@ -7,14 +7,14 @@ import (
 	"github.com/hbmfs/hbmfs/internal/mounts/handover"
 )
 
-// State is what the next daemon takes of the store: a [handover.State]. Blocks and holds change, so they are kept apart.
+// State is the store's state for the next daemon: a [handover.State]. Blocks and holds change, so they are kept apart.
 func (s *Store) State() handover.State { return s.state() }
 
 func (s *Store) state() *storeState {
 	return &storeState{Directory: s.opt.Directory, Size: s.opt.Size, Memory: s.opt.Memory, Record: recordVersion, Frozen: s.frozen}
 }
 
-// storeState is what never changes of a volume while it is mounted.
+// storeState is the part of a volume that never changes while it is mounted.
 type storeState struct {
 	Directory    string
 	Size, Memory int64

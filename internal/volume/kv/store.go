@@ -61,7 +61,7 @@ type Store struct {
 	ended  sync.WaitGroup  // of watchers
 	stop   context.Context // ends with Close
 	cancel context.CancelFunc
-	noted  sync.Map // what was logged once
+	noted  sync.Map // messages that were logged once
 
 	patience time.Time // until then processes of an earlier mount may go
 	sparse   bool      // tests of large indexes allocate nothing
@@ -69,7 +69,7 @@ type Store struct {
 
 	making sync.Mutex // held while a namespace is made
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	spaces map[string]*Space
 	number []*Space // by number, from 1
 	owners map[uint64]*owner
@@ -122,8 +122,8 @@ func New(opt Options) (*Store, error) {
 // ErrUsed says that another mount has the directory.
 var ErrUsed = errors.New("another mount uses it: unmount that first, or name another directory")
 
-// Load opens the namespaces that the directory has, and allocates the rest of the disk tier. Where a daemon before has left its memory tier, and
-// what processes held, it goes on with these.
+// Load opens the namespaces that the directory has, and allocates the rest of the disk tier. It goes on with the memory tier and the holds of a
+// daemon before.
 func (s *Store) Load() (err error) {
 	s.patience = time.Now().Add(s.opt.LeaseTime)
 	if err = s.openOwn(); err != nil {
@@ -165,7 +165,7 @@ func (s *Store) Load() (err error) {
 	case err == nil || s.readOnly(err):
 	case !s.opt.Life.Adopts():
 		return err
-	default: // engines use what there is
+	default: // engines use the space that is there
 		s.note("the disk tier may become full before --size is reached: %v", err)
 	}
 	s.adoptHolds()
@@ -195,7 +195,7 @@ func (s *Store) add(sp *Space) {
 	sp.number = uint32(len(s.number))
 }
 
-// remove takes a namespace out that could not be loaded, and gives back what it had of the limits. There are no sessions yet.
+// remove takes a namespace out that could not be loaded, and gives back its part of the limits. There are no sessions yet.
 func (s *Store) remove(sp *Space) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -250,7 +250,7 @@ func (s *Store) fitLimit() error {
 	return nil
 }
 
-// allocateRest allocates what no slab has.
+// allocateRest allocates the space that no slab has.
 func (s *Store) allocateRest() error {
 	if s.sparse || s.frozen != "" {
 		return nil
@@ -276,7 +276,7 @@ func (s *Store) allocateRest() error {
 	case err == nil:
 		return nil
 	case errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EFBIG):
-		_ = s.disk.rest.Truncate(0) // what was allocated would be in the way of others
+		_ = s.disk.rest.Truncate(0) // the allocated space would be in the way of others
 		return s.noRoom(want, int64(st.Bavail)*st.Bsize, err)
 	case errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS):
 		return fmt.Errorf("allocate the disk tier in %s: its filesystem cannot allocate files ahead (fallocate): use ext4 or XFS: %w", s.opt.Directory, err)

@@ -18,7 +18,7 @@ const (
 	reserved // given to a client, or the mover, to be written; its key is in the table
 	ready    // it has a block
 	gone     // its block was removed while somebody held it
-	stuck    // what its record says is not known: it could not be written
+	stuck    // its record on the disk is unknown: it could not be written
 )
 
 // Bits of slots.
@@ -27,7 +27,7 @@ const (
 	hasCRC
 )
 
-// slot is what a tier knows of a slot, beside its key. Numbers in links are one higher, 0 is none.
+// slot is a tier's state of a slot, beside its key. Numbers in links are one higher, 0 is none.
 type slot struct {
 	next, prev  uint32 // in the queue of blocks, or in the list of free slots
 	length, crc uint32 // of the block
@@ -40,7 +40,7 @@ type slot struct {
 
 const slotSize = int(unsafe.Sizeof(slot{}))
 
-// shelf is what a tier knows of the slots of one region.
+// shelf is a tier's state of the slots of one region.
 type shelf struct {
 	memory []byte
 	slots  []slot
@@ -61,7 +61,7 @@ type list struct {
 	n          int64
 }
 
-// tier is one tier of a namespace. The lock of its Space guards all but what never changes.
+// tier is one tier of a namespace. The lock of its Space guards all but constant fields.
 type tier struct {
 	kind        control.KVTierKind
 	space       *Space
@@ -78,7 +78,7 @@ type tier struct {
 
 	extending sync.Mutex // held while a region is made; before the Space's lock
 	growing   bool       // that is under way
-	asked     time.Time  // for what other namespaces have, in vain
+	asked     time.Time  // for other namespaces' space, in vain
 	rung      uint64     // the budget's, by then
 	shelves   []*shelf
 	table     table
@@ -119,7 +119,7 @@ func (t *tier) regionBytes() int64 { return t.perRegion * t.slotBytes }
 // indexBytes is the index of a region.
 func (t *tier) indexBytes() int64 { return (t.perRegion*recordSize + 4095) &^ 4095 }
 
-// cost is what a region takes of the limit.
+// cost is the part of the limit that a region takes.
 func (t *tier) cost() int64 { return t.regionBytes() + t.indexBytes() }
 
 func (t *tier) slots() int64 { return int64(len(t.shelves)) * t.perRegion }
@@ -248,8 +248,8 @@ func (t *tier) spared() {
 	}
 }
 
-// evict finds a block that makes room, by SIEVE: the hand goes from the oldest to the newest, spares what was found since it was there, and takes the
-// first other that nobody holds and that may go. It looks at most blocks. The block is hidden, and its record there still.
+// evict finds a block that makes room, by SIEVE: the hand goes from the oldest to the newest. It spares blocks that were found since its last visit,
+// and takes the first other that nobody holds and that may go. It looks at most blocks. The block is hidden, and its record there still.
 func (t *tier) evict(most int64, may func(n uint32) bool) (n uint32, ok bool) {
 	at := t.hand
 	for steps := min(2*t.queue.n, most); steps > 0; steps-- {
@@ -292,7 +292,7 @@ func (t *tier) take(most int64, may func(n uint32) bool) (n uint32, old, ok bool
 	return n, ok, ok
 }
 
-// read fills p with what a slot has.
+// read fills p with a slot's bytes.
 func (t *tier) read(p []byte, at int64) error {
 	if t.io != nil {
 		return t.io.ReadAt(p, at)
@@ -309,7 +309,7 @@ func (t *tier) write(p []byte, at int64) error {
 	return err
 }
 
-// close frees what the tier has in memory, and closes its files.
+// close frees the tier's memory, and closes its files.
 func (t *tier) close() {
 	for _, s := range t.shelves {
 		unmap(s.memory)
@@ -321,7 +321,7 @@ func (t *tier) close() {
 	}
 	for _, f := range []*os.File{t.slab, t.index, t.shown} {
 		if f != nil {
-			_ = f.Close() // what matters was synced before
+			_ = f.Close() // its data was synced before
 		}
 	}
 }

@@ -24,8 +24,8 @@ func identify(f *os.File) (fileID, error) {
 	return fileID{st.Dev, st.Ino}, nil
 }
 
-// trust removes a slab that is not worth keeping, or that processes of an earlier mount still write. It decides what is kept, and not what is a hit: blocks
-// of the disk are compared with their checksums whenever they are read.
+// trust removes a slab that is not worth keeping, or that processes of an earlier mount still write. It decides which files are kept, and not which blocks
+// are hits: blocks of the disk are compared with their checksums whenever they are read.
 func (sp *Space) trust() error {
 	if sp.store.opt.Life.Adopts() && sp.store.frozen == "" {
 		return nil
@@ -67,7 +67,7 @@ func (sp *Space) trust() error {
 
 const lostText = "the disk could not write all of its blocks"
 
-// changed tells why the files of a namespace that did not end in order are not what its last mount has left; empty where they are.
+// changed tells why the files of a namespace that did not end in order differ from its last mount's; empty where they do not.
 func (sp *Space) changed() string {
 	for _, was := range []struct {
 		name string
@@ -75,7 +75,7 @@ func (sp *Space) changed() string {
 	}{{slabName, sp.meta.Slab}, {indexName, sp.meta.Index}} {
 		f, err := sp.store.openOurs(sp.dir, was.name, unix.O_RDWR)
 		if err != nil {
-			continue // openTiers makes one, or says what is wrong
+			continue // openTiers makes one, or reports the error
 		}
 		got, err := identify(f)
 		synced := f.Sync() // it fails where a write-back has failed since the daemon before had the file open
@@ -90,8 +90,8 @@ func (sp *Space) changed() string {
 	return ""
 }
 
-// written tells whether some process can write the slab, after those of an earlier mount had time to see that it has ended. A read lease is what the kernel
-// refuses then.
+// written tells whether some process can write the slab, after those of an earlier mount had time to see that it has ended. The kernel then refuses a read
+// lease.
 func (sp *Space) written() bool {
 	f, err := openAt(sp.dir, slabName, unix.O_RDONLY)
 	if err != nil {

@@ -319,7 +319,7 @@ func (c *Session) commit(sp *Space, stored []control.KVStored) []control.KVDone 
 }
 
 // begin finds the reservation that a COMMIT is of, and keeps others from it. The lock is held. A block on the disk needs the checksum that its client
-// has made from memory: what is read back proves nothing, since the page cache may have lost it by then.
+// has made from memory. Bytes that are read back prove nothing, since the page cache may have lost them by then.
 func (c *Session) begin(sp *Space, m *control.KVStored) (*hold, unix.Errno) {
 	c.owner.mu.Lock()
 	defer c.owner.mu.Unlock()
@@ -361,7 +361,7 @@ func (t *tier) compose(p *[recordSize]byte, n uint32) {
 	r.encode(p[:], t.space.meta.ID, n)
 }
 
-// survives is what a block of a tier survives.
+// survives tells which events a block of a tier survives.
 func (t *tier) survives() control.KVSurvival {
 	switch {
 	case t.kind == control.KVDisk:
@@ -478,7 +478,7 @@ func (sp *Space) clear() {
 	sp.evicted()
 	sp.mu.Lock()
 	defer sp.mu.Unlock()
-	for sp.disk().shrink() { // what it does not need is others'. Memory may be registered with CUDA: see [Space.rest]
+	for sp.disk().shrink() { // space that it does not need is others'. Memory may be registered with CUDA: see [Space.rest]
 		continue
 	}
 }

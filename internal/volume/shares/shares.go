@@ -1,4 +1,4 @@
-// Package shares divides a limited thing among users, so that no user takes what others need.
+// Package shares divides a limited resource among users, so that no user takes the share of others.
 package shares
 
 import (
@@ -67,10 +67,10 @@ func (s *Shares) add(uid uint32, n int64) {
 // Each is the most that one user may have.
 func (s *Shares) Each() int64 { return s.each }
 
-// Limit is what users have together, beside the user of this process.
+// Limit is the bound for all users together, beside the user of this process.
 func (s *Shares) Limit() int64 { return s.limit }
 
-// Of returns what a user has.
+// Of returns a user's part.
 func (s *Shares) Of(uid uint32) int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()

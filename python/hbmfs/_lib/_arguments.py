@@ -1,4 +1,4 @@
-"""Arguments of public calls, checked by the types that they are declared with: an error says what was given and what is expected.
+"""Arguments of public calls, checked by the types that they are declared with. An error names the given and the expected type.
 
 Calls that a trainer makes for every batch are not wrapped. They check numbers and arrays themselves.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Device = str | int | torch.device | None
     """"cpu", "cuda", "cuda:1", an index, or a torch.device."""
 else:
-    Device = Any  # _device.parse reads it, and says what is wrong
+    Device = Any  # _device.parse reads it, and reports mistakes
 
 Path = str | os.PathLike[str]
 
@@ -35,7 +35,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Kind(NamedTuple):
-    """What a parameter takes."""
+    """The values that a parameter takes."""
 
     says: str
     takes: Callable[[Any], bool]
@@ -71,7 +71,7 @@ def checked(function: F) -> F:
 
 
 def shown(value: Any) -> str:
-    """A value in an error: as Python writes it, with the middle of what is long left out."""
+    """A value in an error: as Python writes it, a long one without its middle."""
     text = _SHORT.repr(value)
     return text if "\n" not in text else f"<a {type(value).__name__}>"
 
@@ -84,7 +84,7 @@ def seconds(timeout: Any) -> float:
 
 
 def kinds_of(function: Callable[..., Any]) -> dict[str, Kind]:
-    """What each parameter of a function takes, those by position first."""
+    """The values that each parameter of a function takes, those by position first."""
     names = _Names(getattr(function, "__globals__", {}))
     several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = [p for p in inspect.signature(function).parameters.values() if p.kind not in several]
@@ -114,7 +114,7 @@ class _Later:
 
 
 def kind_of(hint: Any, names: Mapping[str, Any]) -> Kind:
-    """What a type hint takes. What needs a package that is not imported takes anything."""
+    """The values that a type hint takes. A hint that needs a package that is not imported takes anything."""
     if isinstance(hint, (str, typing.ForwardRef)):
         try:
             hint = eval(hint if isinstance(hint, str) else hint.__forward_arg__, {}, names)  # of our own source
@@ -158,7 +158,7 @@ def kind_of(hint: Any, names: Mapping[str, Any]) -> Kind:
         return _listed(kind_of(of[0], names), (abc.Sequence,))
     if origin is abc.Iterable:
         each = kind_of(of[0], names)
-        return Kind(  # what can be iterated once is not
+        return Kind(  # an iterator is not
             f"several of {each.says}",
             lambda value: isinstance(value, abc.Iterable) and not isinstance(value, bytes) and (isinstance(value, abc.Iterator) or all(map(each.takes, value))),
         )

@@ -49,7 +49,7 @@ def torch_is_imported() -> bool:
 
 
 def array_on_host(value: Any, tensors: bool) -> Any:
-    """The same memory of the host as a tensor of torch, or as a NumPy array. What is on a GPU stays as it is."""
+    """The same memory of the host as a tensor of torch, or as a NumPy array. Memory on a GPU stays as it is."""
     if not tensors:
         return value.numpy() if getattr(getattr(value, "device", None), "type", "") == "cpu" else value
     return importlib.import_module("torch").from_numpy(value) if isinstance(value, np.ndarray) else value

@@ -29,7 +29,7 @@ class Place(Protocol):
         """Makes an array. Gives it with its address and the stream that may still use the memory."""
 
     def allocate_expanded(self, many: int, shape: Shape) -> tuple[tuple[Any, Any, Any], tuple[int, int, int], int]:
-        """Makes what Sequences.expanded() gives of so many sequences. Gives them with their addresses and the stream."""
+        """Makes the arrays of Sequences.expanded() for so many sequences. Gives them with their addresses and the stream."""
 
     def accept(self, out: Any, shape: Shape, dtype: Dtype) -> tuple[int, int]:
         """Checks an array of the caller. Gives its address and the stream that may still use it."""
@@ -200,14 +200,14 @@ class Bare(_Each):
 
 
 class _Rows:
-    """A part of an array in HBM. Who uses it keeps the array."""
+    """A part of an array in HBM. Its user keeps the array."""
 
     def __init__(self, interface: dict[str, Any]) -> None:
         self.__cuda_array_interface__ = interface
 
 
 def _tensor(out: Any, device: str, shape: Shape, dtype: Dtype) -> int:
-    """The address of a torch tensor, once it is found to be what is needed."""
+    """The address of a torch tensor, once it is found to fit."""
     if str(out.device) != device:
         raise DeviceError(f"out is on {out.device} and the bytes go to {device}: give a tensor of that device")
     _same(tuple(out.shape), str(out.dtype).removeprefix("torch."), shape, dtype.name)

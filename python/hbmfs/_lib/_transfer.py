@@ -56,8 +56,7 @@ class Transfer:
         self._show, self._end = shower(progress, total, name)
 
     def read(self, file: File, pointer: int, offset: int, length: int, then: Callable[[], object] | None = None) -> None:
-        """Begins reading [offset, offset+length) of a file to pointer, once what is on the caller's current stream is
-        done; calls `then` when all of it is there."""
+        """Begins reading [offset, offset+length) of a file to pointer, after the work on the caller's current stream; calls `then` at the end."""
         at = 0
         while at < length:
             size = min(REQUEST, length - at)
@@ -108,7 +107,7 @@ class Transfer:
                 time.sleep(LOOK / 500)
 
     def finish(self) -> None:
-        """Waits for all that was begun. What of the total was not to be read counts as arrived."""
+        """Waits for all that was begun. Bytes of the total that were not to be read count as arrived."""
         while self._waiting:
             self._finish_one()
         if self._left:
@@ -178,7 +177,7 @@ def uncache(files: Sequence[File], page_cache: str, team: Ranks | None) -> None:
 
 
 def shower(progress: Progress, total: int, name: str) -> tuple[Callable[[int], object], Callable[[], object]]:
-    """What to call with the bytes that arrived, and at the end."""
+    """The functions to call with the number of bytes that arrived, and at the end."""
     if callable(progress):
         done = 0
 

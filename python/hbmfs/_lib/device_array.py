@@ -1,4 +1,4 @@
-"""An array in HBM for those who have no torch: it holds memory, and hands it to whoever computes with it.
+"""An array in HBM for programs without torch: it holds memory, and hands it to the library that computes with it.
 
 CuPy, numba, JAX and torch take it through ``__cuda_array_interface__`` or ``__dlpack__`` without a copy::
 
@@ -119,7 +119,7 @@ class _DLManagedTensor(ctypes.Structure):
 
 
 class _Lent:
-    """What a consumer holds: the struct that it reads, and the array. It keeps itself alive until it is given back."""
+    """A consumer's holds: the struct that it reads, and the array. It keeps itself alive until it is given back."""
 
     def __init__(self, array: DeviceArray) -> None:
         self.array = array

@@ -30,7 +30,7 @@ from .request import Request
 _METHODS = ("auto", "direct", "mapped", "staged", "compat", "host")
 
 PageCache = Literal["keep", "drop", "auto"]
-"""What becomes of a file's pages in the page cache once it was read."""
+"""Whether a file's pages stay in the page cache after reading."""
 
 T = TypeVar("T")
 
@@ -41,8 +41,8 @@ class Reader(Owner):
     method: "auto", or the path that is wished for: "direct", "mapped", "staged", "compat", "host". Where it does not
         work another one is taken, and one warning says why.
     require: a path that must work; otherwise :class:`UnavailableError`.
-    threads, arena, pinned, slot: bounds of what it uses; arena, pinned and slot are bytes. 0 means what was measured to
-        be best.
+    threads, arena, pinned, slot: bounds of its memory and threads; arena, pinned and slot are bytes. 0 takes the best measured
+        value.
     readers: how many readers share this host: eight ranks of a machine are eight. None: as torchrun says it in
         LOCAL_WORLD_SIZE, else one.
     reuse: whether the same bytes will be read again, so that keeping them registered with the GPU pays.
@@ -163,7 +163,7 @@ class Reader(Owner):
 
     @property
     def _ended(self) -> Callable[[_native.Result], None] | None:
-        """What a request tells how it ended, if anybody wants to know."""
+        """The listener of a request's end, if there is one."""
         return None if self.method == "auto" else self._saw
 
     def _saw(self, result: _native.Result) -> None:

@@ -67,7 +67,7 @@ class WrittenFile(NamedTuple):
 
 
 class Written(NamedTuple):
-    """What a write did.
+    """The result of a write.
 
     moved: bytes by path: "direct", "mapped", "staged", "buffered".
     path, reason: the path that was chosen, and why.
@@ -95,7 +95,7 @@ class Writer(Owner):
     require: a path that must work; otherwise :class:`UnavailableError`, as a rule of the write, since the directory's
         filesystem decides.
     memory: bytes of pinned memory for snapshots. They are pinned in the background: see ``ready``.
-    threads: that copy, sum and write; None means what was measured to be best.
+    threads: that copy, sum and write; None takes the best measured number.
     rate: most bytes a second to storage; None means no bound.
     libraries: other files to load "cuda", "cufile" or "nvml" from.
     command: the hbmfs command, which proves "direct" in a process of its own. None means the one in PATH.
@@ -155,7 +155,7 @@ class Writer(Owner):
 
     @checked
     def snapshot(self, tensors: Iterable[Any], timeout: float | None = None) -> Snapshot:
-        """Starts copying tensors into the arena, behind what is on the caller's current stream.
+        """Starts copying tensors into the arena, behind the work on the caller's current stream.
 
         tensors: contiguous torch tensors, on the GPU or the CPU, NumPy arrays or DeviceArrays. Waits for room that earlier
         snapshots give back, at most ``timeout`` seconds: then :class:`WaitTimeoutError`. :class:`TooLargeError` says that there can
@@ -180,7 +180,7 @@ class Writer(Owner):
     def write(self, directory: Path, files: Iterable[OutFile], progress: Progress = None) -> Write:
         """Starts writing files into a directory that is there. Their data must stay unchanged until the write has ended.
 
-        Data on the GPU is read behind what is on the caller's current stream. progress: None shows a bar while the write is waited
+        Data on the GPU is read behind the work on the caller's current stream. progress: None shows a bar while the write is waited
         for, where tqdm is installed and stderr is a terminal; True wherever tqdm is installed; False never. Otherwise it is called
         with the bytes that are written and their total.
         """
@@ -244,7 +244,7 @@ class Writer(Owner):
         return self._place.stream()
 
     def _saw(self, written: Written) -> None:
-        """Counts what went into a volume. Warns, once for a writer, when files took another path than the wished one."""
+        """Counts bytes that went into a volume. Warns, once for a writer, when files took another path than the wished one."""
         if written.way == "volume":
             self._volume += sum(written.moved.values())
         if self.method not in ("auto", written.path) and not self._warned:

@@ -1,4 +1,4 @@
-"""A directory of checkpoints, by step: saved behind training, found by what is complete, and the old ones removed.
+"""A directory of checkpoints, by step: saved behind training, loaded from the newest complete one, and old ones removed.
 
     with hbmfs.Checkpoints("/ckpt/run-1", keep=3) as ck, ck.on_preemption():
         step = ck.load(state) if ck.latest() is not None else 0
@@ -11,22 +11,22 @@ and load_state_dict(). Each step is a directory, step-1000, that torch's dcp.loa
 torch.distributed it is of this process; with it, all ranks of the group make every call, in the same order.
 
 **Complete or not there.** A step appears by one rename when all of its files and their checksums are on the disk. latest() looks
-which steps are complete, each time; their numbers decide, not their times, and no file points to one. What a killed writer
-left is no checkpoint, and is removed when a Checkpoints is made. A step that is there is never overwritten.
+which steps are complete, each time; their numbers decide, not their times, and no file points to one. Leftovers of a killed
+writer are no checkpoint, and are removed when a Checkpoints is made. A step that is there is never overwritten.
 
 **Saves.** save() copies the state into pinned memory, which is made once, and a thread writes it from there. Saves are written one
 after the other; one that finds no room waits for the one before it. A failure is the exception of its Save: training goes on, and the
 steps before are as they were. close() raises a failure that nobody has asked for. When a step is safe, earlier ones beyond `keep` are removed;
 later ones, from before somebody went back, are not.
 
-**Nodes with disks of their own.** With node_local=True each node writes what its ranks need, part 2 of 4. latest() is the newest
+**Nodes with disks of their own.** With node_local=True each node writes the data that its ranks need, part 2 of 4. latest() is the newest
 step of which all nodes have their part; ranks that see the same directory are a node. The first rank of each looks after it.
 
-**Checkpoint volumes.** Where the directory is a mount of one (hbmfs checkpoint mount), steps are written past FUSE, and `way` of a Save says so. What
-a killed writer began is gone at once.
+**Checkpoint volumes.** Where the directory is a mount of one (hbmfs checkpoint mount), steps are written past FUSE, and `way` of a Save says so. The
+draft of a killed writer is gone at once.
 
-**Preemption.** Within on_preemption(), SIGTERM lets the saves that are staged be written, for at most `deadline` seconds, drops what is not
-safe by then, and does what SIGTERM did before: the handler that was there runs, or the process ends (143 for its shell). The
+**Preemption.** Within on_preemption(), SIGTERM lets the saves that are staged be written, for at most `deadline` seconds, drops
+the others, and passes the signal on: the earlier handler runs, or the process ends (143 for its shell). The
 handler runs between two bytecodes of the main thread, so a call that never returns from C holds it up.
 """
 

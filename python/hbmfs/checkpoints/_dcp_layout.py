@@ -1,7 +1,7 @@
 """How a rank's part of a checkpoint lies in its file: entries one behind the other, each as torch.save writes it.
 
 An entry is bytes, or a tensor in its frame (_torch_zip). The elements of a tensor of LARGE bytes or more begin at a multiple
-of ALIGNMENT in the file, those of smaller ones at a multiple of 64, as torch has them. What lies between two entries is zeros.
+of ALIGNMENT in the file, those of smaller ones at a multiple of 64, as torch has them. Bytes between two entries are zeros.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def lay(name: str, entries: Sequence[bytes | torch.Tensor]) -> tuple[OutFile, li
 
 
 def dense(tensor: torch.Tensor) -> bytes | torch.Tensor:
-    """Gives a tensor whose elements fill its memory: itself, or a copy in host memory if there are gaps or repetitions. What no
-    frame describes (sparse, quantized, tensors of other classes) becomes what torch.save writes of it."""
+    """Gives a tensor whose elements fill its memory: itself, or a copy in host memory if there are gaps or repetitions. A tensor
+    without a frame (sparse, quantized, or of another class) becomes the bytes that torch.save writes."""
     tensor = tensor.detach()
     if type(tensor) is not torch.Tensor or tensor.layout != torch.strided or tensor.is_quantized:
         written = io.BytesIO()
@@ -71,7 +71,7 @@ def dense(tensor: torch.Tensor) -> bytes | torch.Tensor:
         return tensor
     copy = torch.empty(tensor.size(), dtype=tensor.dtype)
     if tensor.numel():
-        # torch copies what is strided within the device first: piece by piece that takes little of its memory.
+        # torch copies strided tensors within the device first: piece by piece that takes little of its memory.
         longest = max(range(tensor.dim()), key=tensor.size, default=None)
         pieces = math.ceil(tensor.nbytes / PIECE)
         if longest is None or pieces == 1:

@@ -1,7 +1,7 @@
 """Checkpoints whose nodes have disks of their own: which node a rank is on, and how each node gets all that its ranks have.
 
-torch's planner lets one rank write what several have, wherever that rank is. A node that is to load from its own disk needs its own
-copy, so each node divides what its ranks have among them.
+torch's planner lets one rank write tensors that several have, wherever that rank is. A node that is to load from its own disk needs its own
+copy, so each node divides its ranks' tensors among them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Node(NamedTuple):
 
 
 class Offer(NamedTuple):
-    """What a rank could write, as it travels to the coordinator with its plan."""
+    """The items that a rank could write, as they travel to the coordinator with its plan."""
 
     node: Node
     items: list[WriteItem]
@@ -48,7 +48,7 @@ def parse(given: bool | tuple[int, int, bool]) -> Node | None:
 
 
 def divide(plans: list[SavePlan], local: bool) -> list[SavePlan]:
-    """Adds to the plans of all ranks what their nodes lack. Each item goes to the rank of the node that has least to write."""
+    """Adds to the plans of all ranks the items that their nodes lack. Each item goes to the rank of the node that has least to write."""
     offers = [plan.storage_data if isinstance(plan.storage_data, Offer) else None for plan in plans]
     usable = [getattr(plan, "usable", True) for plan in plans]
     if not local:

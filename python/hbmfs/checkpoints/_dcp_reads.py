@@ -69,7 +69,7 @@ def wants(
     commit: Callable[[], object],
     shared: bool,
 ) -> list[Want]:
-    """Cuts a box of a stored tensor into parts. Ranks that share must cut alike, whatever their targets are."""
+    """Cuts a box of a stored tensor into parts. Ranks that share must cut alike, for any targets."""
     part = stored.narrow(offsets, lengths)
     boxes: list[tuple[Sequence[int], Sequence[int]]] = [(offsets, lengths)]
     if shared or not (part.is_contiguous() and _is_plain(target, part, device)):

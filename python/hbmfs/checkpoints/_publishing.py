@@ -7,7 +7,7 @@
 Where the path lies in a checkpoint volume (hbmfs checkpoint mount), the files are written past FUSE, into descriptors that the
 volume's daemon gives: `way` is "volume" then, and "directory" elsewhere. There is no falling back from one to the other.
 
-cmd/libhbmfs/libhbmfs.h says what each call promises; internal/volume/checkpoint does the work.
+cmd/libhbmfs/libhbmfs.h describes each call; internal/volume/checkpoint does the work.
 """
 
 import ctypes
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _SLICE = 0.1  # seconds in the library at a time: Python looks for signals in between
 _PATIENCE = 2.0  # seconds that an interrupted verification waits for its reads
-_NAMES = 1 << 20  # bytes for the names of what was removed
+_NAMES = 1 << 20  # bytes for the names of removed files
 
 
 class Summed(Protocol):
@@ -105,7 +105,7 @@ class Shared:
         return writer._begin("draft_write_begin", self._handle, files, progress, self.way)
 
     def leave(self) -> None:
-        """Ends what of() began, and leaves the draft. Of a Draft, it drops that."""
+        """Ends the publishing of of(), and leaves the draft. Of a Draft, it drops that."""
         if self._end.detach() is not None:
             self._library.ask("draft_drop", self._handle)
 
@@ -123,7 +123,7 @@ class Draft(Shared):
     def begin(cls, path: Any, part: tuple[int, int] = (0, 1)) -> "Draft":
         """Makes the draft of the checkpoint at ``path``, and the directory around it. ``part`` is (which, of how many).
 
-        What a dead writer left under this name is removed. :class:`ExistsError`: something is at ``path``.
+        Leftovers of a dead writer under this name are removed. :class:`ExistsError`: something is at ``path``.
         :class:`BusyError`: a living process writes it.
         """
         name = os.fspath(path)
@@ -227,7 +227,7 @@ def remove(path: Any) -> None:
 
 
 def clean(directory: Any) -> list[str]:
-    """Removes the drafts of dead writers and what is left of removed checkpoints, and gives their paths."""
+    """Removes the drafts of dead writers and the remains of removed checkpoints, and gives their paths."""
     names, length = ctypes.create_string_buffer(_NAMES), ctypes.c_int64()
     _native.library().ask("checkpoint_clean", os.fsencode(os.fspath(directory)), names, _NAMES, length)
     return [os.fsdecode(name) for name in names.raw[: min(length.value, _NAMES)].split(b"\0")[:-1]]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .._lib.writer import Snapshot, Writer
 
 ALIGNMENT = 4096
-"""Of what a snapshot takes of the arena for a tensor."""
+"""The unit of a tensor's part of the arena."""
 ROUND = 16
 """Stretches begin at a multiple of this in their storage, so that every element type is aligned in the copy, too."""
 LOOK = 0.02
@@ -41,7 +41,7 @@ _stagings: weakref.WeakSet[Staging] = weakref.WeakSet()
 
 
 class Staging:
-    """What one call of stage() took. `state` is its copy."""
+    """The memory that one call of stage() took. `state` is its copy."""
 
     def __init__(self, writer: Writer, state: Any) -> None:
         self._thread: threading.Thread | None = None
@@ -139,7 +139,7 @@ class Staging:
         self._sources = None if not self._left else self._sources
 
     def taken(self) -> None:
-        """Says that what stayed outside of the arena is written."""
+        """Says that tensors outside of the arena are written."""
         self._sources = None
         self._taken.set()
 
@@ -307,7 +307,7 @@ class _Copy:
 
     def __init__(self, stretches: list[_Stretch]) -> None:
         self._memo: dict[int, Any] = {}
-        self._kept: list[Any] = []  # the identity of what was seen must not go to something else
+        self._kept: list[Any] = []  # the identity of a seen object must not go to another one
         self._stretches: dict[tuple[str, int], list[_Stretch]] = {}
         for stretch in stretches:
             self._stretches.setdefault((str(stretch._tensor.device), stretch.storage.data_ptr()), []).append(stretch)

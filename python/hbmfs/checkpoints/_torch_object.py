@@ -2,8 +2,8 @@
 
     size, parts = lay_out(state)
 
-The pickle is torch's own (torch/serialization.py, _save): tensors that share a storage share it in the file, and what a view
-leaves out of its storage is in the file, too. Each storage begins at a multiple of 4,096 bytes, unless it is shorter.
+The pickle is torch's own (torch/serialization.py, _save): tensors that share a storage share it in the file, and parts of a
+storage that a view leaves out are in the file, too. Each storage begins at a multiple of 4,096 bytes, unless it is shorter.
 """
 
 from __future__ import annotations

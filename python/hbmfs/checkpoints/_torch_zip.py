@@ -1,4 +1,4 @@
-"""What torch.save writes around the elements of tensors, so that they can come from anywhere, and lie aligned.
+"""The bytes of torch.save around the elements of tensors, so that elements can come from anywhere, and lie aligned.
 
 torch.save writes a zip archive (torch 1.6 on, torch/serialization.py _save): data.pkl says how to rebuild the tensors, data/0
 and so on are their storages, uncompressed. Here all other records come before data/0, so that a tensor is head, elements, tail.

@@ -2,7 +2,7 @@
 
     torch.distributed.checkpoint.load(state, storage_reader=hbmfs.DCPReader("/mnt/ckpt/step-1000"))
 
-It reads what torch's FileSystemWriter wrote (torch 2.9 to 2.11, torch/distributed/checkpoint/filesystem.py), on any
+It reads checkpoints of torch's FileSystemWriter (torch 2.9 to 2.11, torch/distributed/checkpoint/filesystem.py), on any
 number of ranks, resharded or not. A tensor in such a file is a zip archive of torch.save with the elements in it as they
 lie in memory, uncompressed. So where the target is contiguous and of the same dtype, the elements go from the file to
 the target's memory and nowhere else; small ones are read many at a time. All else (other strides or dtypes, entries of
@@ -15,8 +15,8 @@ brings the rest over NVLink while the next are read. Ranks that want columns of 
 has less than 2 MiB. Entries that take the way through torch.load are read by each rank. A checkpoint of any ranks is read by
 any others, with any placements.
 
-As with torch's own reader, .metadata and entries that are no tensors are pickles: load only what you trust.
-torch.distributed.checkpoint wraps what goes wrong in its CheckpointException, which names the exception of each rank.
+As with torch's own reader, .metadata and entries that are no tensors are pickles: load only checkpoints that you trust.
+torch.distributed.checkpoint wraps errors in its CheckpointException, which names the exception of each rank.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class DCPReader(FileSystemReader):
               through `device`: None is the current GPU where the group has NCCL, and else the CPU
     progress  None: a bar where tqdm is installed and stderr is a terminal; True, False, or a function(done, total)
     reader    a Reader to read with, which stays open, through whose device all bytes come; by default they are made as needed
-    page_cache  "keep", "drop" or "auto": what becomes of the files' pages in the page cache after each load, see load_safetensors
+    page_cache  "keep", "drop" or "auto": whether the files' pages stay in the page cache after each load, see load_safetensors
     """
 
     @checked

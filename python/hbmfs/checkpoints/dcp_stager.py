@@ -6,8 +6,8 @@
     print(stager.held)                              # seconds that this call held training
 
 One stager serves all saves. While a save is written it keeps its part of the memory, and the next stage() waits for room; `held`
-counts that wait. memory=2 x the state of a rank lets a save be written while the next is staged. A state larger than the memory goes in waves: what
-does not fit stays in HBM, DCPWriter writes it first, and async_save returns when all of it is written. If the save fails before,
+counts that wait. memory=2 x the state of a rank lets a save be written while the next is staged. A state larger than the memory goes in waves: tensors
+that do not fit stay in HBM. DCPWriter writes them first, and async_save returns when they are written. If the save fails before,
 async_save returns, too, and its future has the error.
 
     stager = hbmfs.DCPStager(memory=40 << 30, wait=False)
@@ -155,7 +155,7 @@ class DCPStager:
         return [staging for alive in self._live if (staging := alive()) is not None]
 
     def _begin(self, staging: Staging, state: Any) -> Any:
-        """Begins to copy, as soon as earlier saves have given back what that takes."""
+        """Begins to copy, as soon as earlier saves have given back enough memory."""
         start = saved = time.monotonic()
         collected = False
         while True:

@@ -5,8 +5,8 @@
     stager = hbmfs.DCPStager(memory=40 << 30)       # once; its memory is pinned in the background
     future = dcp.async_save(state, storage_writer=hbmfs.DCPWriter(path, writer=stager.writer), async_stager=stager)
 
-What it writes, torch's FileSystemReader and DCPReader read: one file for each rank (`__0_0.distcp`) and .metadata. Each
-tensor is what torch.save writes; the elements of those of 64 KiB or more begin at a multiple of 4096 bytes in the file. The
+torch's FileSystemReader and DCPReader read its files: one for each rank (`__0_0.distcp`) and .metadata. Each tensor is in the
+form of torch.save; the elements of those of 64 KiB or more begin at a multiple of 4096 bytes in the file. The
 CRC-32 that a zip has of them is left 0, as with torch.serialization.set_crc32_options(False): torch checks none. `hbmfs
 checkpoint verify` checks the sums of every byte that the manifest has.
 
@@ -67,14 +67,14 @@ from ._saves import saves
 from ._staging import Staging, staging_of
 
 _MINE = "_hbmfs_parts"
-"""The attribute of the Metadata that dcp.save returns with which it carries to each node what its manifest needs."""
+"""The attribute of the Metadata of dcp.save that carries the data of its manifest to each node."""
 
 _here = threading.local()
 """Of a thread: the DCPWriter of its last save."""
 
 
 class Published(NamedTuple):
-    """What a node needs to publish its part."""
+    """The data with which a node publishes its part."""
 
     files: list[WrittenFile]
     storage: dict[MetadataIndex, Any]
@@ -152,7 +152,7 @@ class DCPWriter(FileSystemWriter):
         self.way: str | None = None
         """How this rank's last files went: "directory", or "volume", past FUSE into a checkpoint volume."""
 
-    # What torch calls, in its order.
+    # The methods that torch calls, in its order.
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         self._end_earlier()
@@ -190,7 +190,7 @@ class DCPWriter(FileSystemWriter):
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Publishes the checkpoint; of one in parts, the part of the coordinator's node. There the metadata, which dcp.save returns on
-        all ranks, gets what the other nodes need."""
+        all ranks, gets the data of the other nodes."""
         with self._telling():
             self._finish(metadata, results)
 
@@ -218,11 +218,11 @@ class DCPWriter(FileSystemWriter):
         finally:
             self._close()
 
-    # What the caller may call.
+    # The methods for callers.
 
     def publish(self, metadata: Metadata) -> None:
-        """Publishes this node's part, where the checkpoint is written in parts. Every rank may call it, with what dcp.save (or the
-        future of async_save) returned; only the leaders of nodes do something."""
+        """Publishes this node's part, where the checkpoint is written in parts. Every rank may call it, with the result of
+        dcp.save or of the future of async_save; only the leaders of nodes do something."""
         if self._draft is None:
             if self._dropped:
                 raise NotFoundError(f"this node's part of {self.path} was dropped, by drop() or since the save failed: save again")
@@ -240,7 +240,7 @@ class DCPWriter(FileSystemWriter):
             self._close()
 
     def drop(self) -> None:
-        """Removes what a save that failed has left. Harmless where there is nothing."""
+        """Removes the leftovers of a failed save. Harmless where there is nothing."""
         draft, self._draft = self._draft, None
         if draft is not None:
             self._dropped = True
@@ -266,7 +266,7 @@ class DCPWriter(FileSystemWriter):
             self._stager.synchronize_staging()
 
     def close(self) -> None:
-        """Gives back what staging took, where no stager was given. Not needed after saves."""
+        """Gives back the memory of staging, where no stager was given. Not needed after saves."""
         if self._stager is not None:
             self._stager.close()
             self._stager = None
@@ -327,7 +327,7 @@ class DCPWriter(FileSystemWriter):
                 staging.release()
             if draft is not self._draft:
                 draft.leave()
-            if self._draft is None:  # whoever has one still writes .metadata
+            if self._draft is None:  # the rank that has one still writes .metadata
                 self._close()
 
     def _write_items(self, plan: SavePlan, planner: SavePlanner, draft: Shared, staging: Staging | None) -> list[WriteResult]:
@@ -369,7 +369,7 @@ class DCPWriter(FileSystemWriter):
     def _publish(self, metadata: Metadata, part: Published) -> None:
         if self._draft is None:
             raise InvalidError(f"the draft of {self.path} is not this rank's: rank 0 of the process group must be the leader of its node")
-        # A copy without what is ours, which torch can load without hbmfs.
+        # A copy without our attributes, which torch can load without hbmfs.
         own = dataclasses.replace(metadata, storage_data={**metadata.storage_data, **part.storage})
         if hasattr(filesystem, "CURRENT_DCP_VERSION"):
             own = dataclasses.replace(own, version=filesystem.CURRENT_DCP_VERSION)

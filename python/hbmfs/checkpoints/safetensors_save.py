@@ -6,7 +6,7 @@ The directory is laid out as Hugging Face does it: model.safetensors, or model-0
 model.safetensors.index.json. It is a draft until all of it is on the disk, and appears by one rename, with a manifest of
 sizes and checksums in it (`hbmfs checkpoint verify`). A directory that is there already is never changed.
 
-What lies where in a file: the header is padded so that the tensors begin at a multiple of 4,096 bytes. The format allows no
+The layout of a file: the header is padded so that the tensors begin at a multiple of 4,096 bytes. The format allows no
 gaps between them. So those go first whose length is a multiple of 4,096 bytes, and begin at one; the others follow by
 the largest power of two that divides their length, and begin at a multiple of it.
 
@@ -73,7 +73,7 @@ def save_safetensors(
     Where `directory` is to be one of a checkpoint volume (hbmfs checkpoint mount), it is written past FUSE; `way` of the answer says it.
 
     Raises ExistsError if the directory is there, BusyError while another process writes it, DtypeError for elements that
-    the format does not have, WriteError for what the filesystem says. After any exception nothing is left of it.
+    the format does not have, WriteError for errors of the filesystem. After any exception nothing is left of it.
     """
     items, tied = _untie([_item(name, tensor) for name, tensor in tensors.items()])
     files = _layout(items, shard_size, metadata or {}, tied, extra or {})

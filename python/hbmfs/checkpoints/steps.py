@@ -97,8 +97,8 @@ class Checkpoints:
     """The checkpoints of a job in one directory, which is made if it is not there. In a mount that shows a dataset they are only read.
 
     keep        how many of them; None: all
-    memory      bytes of host memory to pin for the states of this rank. None: what the first state needs, when it is saved. Twice
-                that lets one be written while the next is copied. What does not fit is written while training waits; 0: all
+    memory      bytes of host memory to pin for the states of this rank. None: enough for the first state, when it is saved. Twice
+                that lets one be written while the next is copied. Tensors that do not fit are written while training waits; 0: all
     device      the GPU that the state is on; None: the current one, or the CPU where there is none
     deadline    seconds within which SIGTERM ends the process: see on_preemption
     group       a process group of torch.distributed; None: all ranks, or this process alone where there are no ranks
@@ -151,7 +151,7 @@ class Checkpoints:
         self._starting: threading.Thread | None = None
         self._late: Callable[[], None] | None = None
         try:
-            # What threads ask of the other ranks while they save, and what calls ask, must not meet.
+            # Messages of saving threads to other ranks, and those of calls, must not meet.
             self._saves: Any = _ranks.everybody(group)
             self._calls: Any = _ranks.everybody(group)
             written = all(self._calls.gather(self._may_save))
@@ -272,7 +272,7 @@ class Checkpoints:
     @checked
     @contextlib.contextmanager
     def on_preemption(self, number: int = signal.SIGTERM) -> Iterator[None]:
-        """Within it, the signal finishes or drops what is being saved. Afterwards what was there before is done.
+        """Within it, the signal finishes or drops running saves. Afterwards the earlier handler runs.
 
         Python gives handlers to the main thread only, so it is called there; elsewhere InvalidError.
         """
@@ -301,7 +301,7 @@ class Checkpoints:
             elif before == signal.SIG_DFL:
                 signal.signal(number, signal.SIG_DFL)
                 os.kill(os.getpid(), number)
-                os._exit(128 + number)  # process 1 of a container ignores what it does not handle
+                os._exit(128 + number)  # process 1 of a container ignores signals that it does not handle
 
         signal.signal(number, handle)
         try:
@@ -314,7 +314,7 @@ class Checkpoints:
     # How it is done.
 
     def _may_save(self) -> bool:
-        """Whether steps can be written here. In a mount that shows a dataset, such as what was drained to S3, those that are there are read.
+        """Whether steps can be written here. In a mount of a dataset, such as drained checkpoints on S3, the existing ones are read.
 
         Where no checkpoint can be, that is said before a directory is made.
         """
@@ -337,7 +337,7 @@ class Checkpoints:
             stager.writer.close()
 
     def _run(self, save: Save, stager: DCPStager | None, staged: Any, failure: Exception | None, before: Save | None) -> BaseException | None:
-        """Writes one state, after the one before it. Gives what kept it from being saved."""
+        """Writes one state, after the one before it. Gives the error that kept it from being saved."""
         problem: BaseException | None = None
         try:
             if before is not None:
@@ -419,7 +419,7 @@ class Checkpoints:
         return sorted(set.intersection(*map(set, seen))) if self._local else list(seen[0])
 
     def _remove_old(self, complete: list[int], step: int) -> None:
-        """Removes what is older than the checkpoints that are kept. Failing at it does not fail the save."""
+        """Removes checkpoints older than the kept ones. Failing at it does not fail the save."""
         kept = [known for known in complete if known <= step]
         if not self._place.leader or self._keep is None or len(kept) < self._keep:
             return
@@ -432,7 +432,7 @@ class Checkpoints:
                 warnings.warn(f"hbmfs: old checkpoints in {self.directory} could not be removed: {err}", RuntimeWarning, stacklevel=1)
 
     def _finish(self, end: float) -> None:
-        """Waits for what is being saved, and drops it when there is no time left. It runs in a handler, so it waits for no lock."""
+        """Waits for running saves, and drops them when no time is left. It runs in a handler, so it waits for no lock."""
         drop = end - min(2.0, self.deadline / 4)
         while self._saving() and time.monotonic() < drop:
             time.sleep(LOOK)
@@ -450,7 +450,7 @@ class Checkpoints:
 
 
 def _forget(err: BaseException | None) -> None:
-    """Lets go of what the frames of an exception hold: the state, for as long as somebody has the Save."""
+    """Lets go of objects in the frames of an exception. Otherwise they would hold the state as long as somebody has the Save."""
     while err is not None:
         traceback.clear_frames(err.__traceback__)
         err = err.__cause__ or err.__context__

@@ -1,8 +1,8 @@
-"""Where the elements of a tensor lie in what torch.save wrote of it.
+"""Where the elements of a tensor lie in a file of torch.save.
 
 torch.save writes a zip archive (torch 1.6 on): a pickle, data.pkl, that says how to rebuild the tensor, and its storage,
 data/0, uncompressed and in the order of memory. find_tensor follows the pickle without running anything that it names.
-What it does not know, it leaves to torch.load.
+It leaves unknown forms to torch.load.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Slice(io.RawIOBase):
         return os.pread(self._fd, min(length, self.length - offset), self._offset + offset)
 
     def close(self) -> None:
-        """Does nothing, so that several buffers, which close what they read, can follow each other."""
+        """Does nothing, so that several buffers, which close their file, can follow each other."""
 
     def readable(self) -> bool:
         return True
@@ -93,7 +93,7 @@ class Stored(NamedTuple):
         return sorted(range(len(self.size)), key=lambda dimension: -self.stride[dimension])
 
     def nbytes(self) -> int:
-        """The bytes of its elements, without what is between them."""
+        """The bytes of its elements, without those between them."""
         return math.prod(self.size) * self.dtype.itemsize
 
     def runs(self, most: int) -> tuple[int, np.ndarray[Any, np.dtype[np.int64]]] | None:
@@ -149,7 +149,7 @@ class _Rebuilt(NamedTuple):
 
 
 def find_tensor(entry: Slice) -> Stored | None:
-    """Finds the tensor of an entry; None where that is for torch.load to do, or to say what is wrong."""
+    """Finds the tensor of an entry; None where torch.load has to find it, or to report the error."""
     if entry.pread(4, 0) != b"PK\x03\x04":
         return None
     try:
@@ -204,7 +204,7 @@ def _record(entry: Slice, info: zipfile.ZipInfo) -> tuple[int, int]:
 
 
 class _Pickle(pickle.Unpickler):
-    """Reads the pickle of a plain tensor. Of what it names, only our own functions and dtypes come to life."""
+    """Reads the pickle of a plain tensor. Of the names in it, only our own functions and dtypes come to life."""
 
     def find_class(self, module: str, name: str, /) -> Any:
         if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):

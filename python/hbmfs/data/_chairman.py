@@ -1,14 +1,14 @@
 """Which source gives the n-th sample of a mixture: at every prefix each source has given its share, to less than one sample.
 
-It is the algorithm of Tijdeman, "The chairman assignment problem" (Discrete Mathematics 32, 1980). T_i(n) is what source i
-should have given after n samples. Its next sample, with j given, may come once T_i(n) reaches j + e, and is due when T_i(n)
+It is the algorithm of Tijdeman, "The chairman assignment problem" (Discrete Mathematics 32, 1980). T_i(n) is the target of source
+i after n samples. Its next sample, with j given, may come once T_i(n) reaches j + e, and is due when T_i(n)
 reaches j + 1 - e, where e = 1/(2k-2) for k sources. Of those that may come, the one that is due first is next. Then no
 source is ever further than 1 - e from T_i(n), which no other rule improves. (Choosing the largest deficit drifts past one.)
 
 T is made of lines, since weights change at given samples, and sources end. All arithmetic is of whole numbers: a weight is
 the decimal number that it prints as. Where it changes, T is rounded to 2**-40 of a sample.
 
-Tijdeman's rule looks at T and at what was given, so a place in the order is a number for each source: going on there
+Tijdeman's rule looks at T and at the samples so far, so a place in the order is a number for each source: going on there
 replays nothing. Where a common denominator of the weights is small the order repeats itself after so many samples.
 """
 
@@ -61,8 +61,8 @@ class Line:
 
 
 def lines(weights: Sequence[tuple[int, Sequence[Fraction]]], limits: Sequence[int | None], stops: Sequence[bool]) -> list[Line]:
-    """T of sources with `weights` from given samples on. A source with a limit ends there: it stops the mixture, or the
-    others share what was its own. The last line ends where the mixture does, or never."""
+    """T of sources with `weights` from given samples on. A source with a limit ends there: it stops the mixture, or the others
+    share its part. The last line ends where the mixture does, or never."""
     out: list[Line] = []
     at, n, phase = [Fraction(0)] * len(limits), 0, 0
     while n < NEVER:
@@ -149,7 +149,7 @@ class Assignment:
         return [math.ceil(t) for t in line.after(line.end)]
 
     def forget(self, n: int) -> None:
-        """Drops what lies before sample n."""
+        """Drops the order before sample n."""
         if n > self._base:
             self._before, self._known, self._base = self.counts(n), self._known[n - self._base :], n
 
@@ -201,7 +201,7 @@ class Assignment:
         return out
 
     def _look_for_period(self, line: Line) -> NDArray[Any]:
-        """Draws a period. If T and what was given differ as before it, the order repeats itself: up to where a sample may be
+        """Draws a period. If T and the samples so far differ as before it, the order repeats itself: up to where a sample may be
         due on the next line."""
         before = self._lag(line)
         drawn = self._some(line.period)

@@ -28,7 +28,7 @@ class HostFile:
         self.pieces(pointer, length * len(offsets), offsets, np.full(len(offsets), length, np.int64))
 
     def pieces(self, pointer: int, size: int, offsets: Ints, lengths: Ints) -> None:
-        """Reads spans of so many bytes each, one behind the other, to memory of `size` bytes. What begins before 0 is left out."""
+        """Reads spans of so many bytes each, one behind the other, to memory of `size` bytes. Spans that begin before 0 are left out."""
         room = memoryview((ctypes.c_char * size).from_address(pointer)).cast("B")
         for offset, length in zip(offsets.tolist(), lengths.tolist(), strict=True):
             if offset >= 0:

@@ -32,7 +32,7 @@ class Batch(NamedTuple):
 
 
 class Joined:
-    """Requests that end together: what a queue waits for as for one Request."""
+    """Requests that end together, for which a queue waits as for one Request."""
 
     def __init__(self, requests: Sequence[Any], finish: Callable[[list[Any]], Any]) -> None:
         self._requests = list(requests)
@@ -73,8 +73,8 @@ class Joined:
 
 
 class Rows:
-    """Begins the batches of a stream, as a queue asks for them. All datasets are on one device. A batch with sequences comes with what
-    they say of each token: (tokens, (cu_seqlens, position_ids, document_ids))."""
+    """Begins the batches of a stream, as a queue asks for them. All datasets are on one device. A batch with sequences comes with
+    metadata of each token: (tokens, (cu_seqlens, position_ids, document_ids))."""
 
     def __init__(self, datasets: Sequence[Any], dtype: Any) -> None:
         self._datasets, first = list(datasets), datasets[0]
@@ -83,7 +83,7 @@ class Rows:
         self._dtype = self._narrow if dtype is None else tokens.parse_dtype(dtype)
         wide = self._dtype if (self._narrow, self._dtype) in WIDEN else None
         self._scatter = Scatter.of(datasets, wide) if wide or self._dtype == self._narrow else None
-        self._writer = self._scatter or _scatter_of(first)  # of what sequences say
+        self._writer = self._scatter or _scatter_of(first)  # of metadata of tokens
 
     @property
     def on_gpu(self) -> bool:
@@ -111,7 +111,7 @@ class Rows:
         return Joined.begin([lambda: self.gather(spans, length, dtype), lambda: self.expand(sequences)], tuple)
 
     def expand(self, sequences: Sequences) -> Request[Any]:
-        """Starts writing what sequences say of each token."""
+        """Starts writing the metadata of each token."""
         if self._writer is None or not self._writer.works():
             return Request(None, sequences.expanded())
         return self._writer.begin((None, 0, 0), 0, Spans(0, np.empty(0, np.int64)), 0, sequences, lambda got: got[1])

@@ -73,7 +73,7 @@ class Queue:
         return batch
 
     def close(self) -> None:
-        """Cancels what is under way."""
+        """Cancels running requests."""
         self._closed = True
         while self._waiting:
             self._waiting.popleft().cancel()

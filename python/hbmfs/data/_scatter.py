@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Spans(NamedTuple):
-    """What the rows of a batch are read from. Arrays are in C order."""
+    """The source of a batch's rows. Arrays are in C order."""
 
     rows: int
     starts: Ints  # of each span: its first token
@@ -75,8 +75,8 @@ class Scatter:
         finish: Callable[[Any], Any] | None = None,
         targets: tuple[Any, int, int] | None = None,
     ) -> Request[Any]:
-        """Starts reading spans to the array's `room` tokens; array is of Place.allocate. With sequences, the request gives the array,
-        and what Sequences.expanded() gives. With targets, an array like the first one, it gives both."""
+        """Starts reading spans to the array's `room` tokens; array is of Place.allocate. With sequences, the request gives the
+        array, and the arrays of Sequences.expanded(). With targets, an array like the first one, it gives both."""
         value, pointer, stream = array
         batch = _native.Batch.from_buffer_copy(self._batch)
         if len(spans.starts):
@@ -102,7 +102,7 @@ class Scatter:
         return Request.begin(file._library, "batch_begin", (batch,), value, finish=finish, ended=file._reader._ended, owner=owner)
 
     def _expand(self, batch: _native.Batch, sequences: Sequences) -> tuple[Any, Any, Any]:
-        """Has a request write what sequences say of each token."""
+        """Has a request write the metadata of each token."""
         place: Place = self._datasets[0].place()
         n = len(sequences.lengths)
         expanded, (batch.cu_seqlens, batch.position_ids, batch.document_ids), batch.stream = place.allocate_expanded(n, sequences.shape)

@@ -23,7 +23,7 @@ from ..errors import InvalidError
 from ._types import A, Dataset, Ints
 
 NO_LABEL = -100
-"""What torch's cross_entropy leaves out."""
+"""The label that torch's cross_entropy leaves out."""
 
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Sequences(NamedTuple):
         return borders, position.reshape(self.shape), np.repeat(self.documents, self.lengths).reshape(self.shape)
 
     def pack(self, expanded: tuple[Any, Any, Any], tokens: Any, labels: Any, beside: dict[str, Any] | None = None) -> Packed[Any]:
-        """Puts what they say of each token beside the tokens. labels are those that ignore sequences, or None."""
+        """Puts the metadata of each token beside the tokens. labels are those that ignore sequences, or None."""
         borders, position, document = expanded
         if labels is not None and len(self.lengths):
             last = (np.cumsum(self.lengths) - 1)[~self.goes_on]
@@ -174,7 +174,7 @@ def borders_of(dataset: Dataset[Any]) -> Ints:
 
 
 def rows_and_labels(batch: Any, targets: bool) -> tuple[Any, Any, dict[str, Any] | None]:
-    """Tokens, labels, and what lies beside them, of rows of consecutive tokens; with targets they are one longer."""
+    """Tokens, labels, and arrays beside them, of rows of consecutive tokens; with targets they are one longer."""
     if isinstance(batch, dict):
         (_, first), *others = batch.items()
         tokens, labels, _ = rows_and_labels(first, targets)

@@ -38,7 +38,7 @@ _WINDOW, _WINDOW_SAMPLES = 64, 1 << 17  # batches, of so many samples of all ran
 
 
 class Stream(Generic[B]):
-    """An iterable over batches of samples. A kind of stream says what its samples are:
+    """An iterable over batches of samples. A kind of stream defines its samples:
 
     _identity()         what decides the order: a state of another one is refused
     _batches(positions) begins to plan batches, given the places of their samples in the order of all epochs, and gives a function
@@ -110,7 +110,7 @@ class Stream(Generic[B]):
 
     @property
     def _endless(self) -> str:
-        """What to do for a length."""
+        """The work for a length."""
         raise NotImplementedError
 
     # --- state ------------------------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ class Stream(Generic[B]):
     """Samples that _skip() moves by at once."""
 
     def _moved(self) -> None:
-        """Lets go of what lies before the position."""
+        """Lets go of plans before the position."""
 
     def __getstate__(self) -> dict[str, Any]:
         from multiprocessing.context import get_spawning_popen
@@ -215,7 +215,7 @@ class Stream(Generic[B]):
         self._in_workers[0] = 0
 
     def _accept(self, state: dict[str, Any], consumed: int, began: int) -> None:
-        """Takes over what a kind of stream has in its state beside the position, or refuses it."""
+        """Takes over the state of a kind of stream beside the position, or refuses it."""
 
     # --- iteration --------------------------------------------------------------------------------------------------
 
@@ -233,7 +233,7 @@ class Stream(Generic[B]):
         raise NotImplementedError
 
     def _shape(self, batch: Any, plan: Batch) -> Any:
-        """What a batch is handed out as, which was read by this plan."""
+        """The form in which a batch of this plan is handed out."""
         if plan.sequences is not None:
             rows, expanded = batch
             return plan.sequences.pack(expanded, *rows_and_labels(rows, self.targets))
@@ -274,7 +274,7 @@ class Stream(Generic[B]):
         return f"<hbmfs.{type(self).__name__} {length} of [{self.batch_size}, {self.seq_len}]{ranks} at sample {self._position}, of {self._said()}>"
 
     def _said(self) -> str:
-        """What it reads, in one line."""
+        """Its source, in one line."""
         raise NotImplementedError
 
     def _iterate(self) -> Iterator[Any]:
@@ -315,7 +315,7 @@ class Stream(Generic[B]):
             raise RuntimeError("the stream was moved, by load_state_dict or by another iteration, while this one ran: begin again with iter(stream)")
 
     def _plan(self, first: int, stride: int) -> Iterator[Batch]:
-        """Yields what this reader's batches are made of. The daemon is told of a window of them before the window
+        """Yields the plans of this reader's batches. The daemon is told of a window of them before the window
         ahead of it is read."""
         tell = bool(self.ahead and self._told())
         windows = self._windows(first, stride, tell)

@@ -1,4 +1,4 @@
-"""Types that several modules share: arrays of numbers, and what reads like a dataset."""
+"""Types that several modules share: arrays of numbers, and objects that read like a dataset."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     Array: TypeAlias = torch.Tensor | NDArray[Any] | DeviceArray
 
     class StreamOptions(TypedDict, total=False):
-        """What all streams take."""
+        """The arguments of all streams."""
 
         seed: int
         rank: int | None
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 A = TypeVar("A")
 """The kind of array that batches are: torch.Tensor, numpy.ndarray or DeviceArray; of aligned datasets a dict of them."""
 B = TypeVar("B")
-"""What a stream gives: A, or (A, A) with targets, or Packed."""
+"""A batch of a stream: A, or (A, A) with targets, or Packed."""
 
 Ints = NDArray[np.int64]
 
 
 class Dataset(Protocol[A]):
-    """What reads like a dataset: a Dataset, or a Part."""
+    """An object that reads like a dataset: a Dataset, or a Part."""
 
     @property
     def path(self) -> str: ...
@@ -60,7 +60,7 @@ class Dataset(Protocol[A]):
 
 
 class Whole(Dataset[A], Protocol[A]):
-    """What parts are made of."""
+    """The source of parts."""
 
     def begin_pieces(self, starts: Any, lengths: Any, shape: tuple[int, ...], *, pad: int = 0, out: Any = None, dtype: Any = None) -> Request[A]: ...
 

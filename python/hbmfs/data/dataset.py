@@ -106,7 +106,7 @@ class Dataset(Generic[A]):
         return self._begin(where, 1, where.shape, None, None).wait()
 
     def __getitems__(self, offsets: Any) -> Any:
-        """What torch's DataLoader calls for a batch: single tokens are none."""
+        """The call of torch's DataLoader for a batch: single tokens are none."""
         raise errors.InvalidError(
             "a DataLoader over a dataset would make batches of single tokens: give it a stream, DataLoader(hbmfs.TokenStream(ds, batch_size, seq_len), batch_size=None)"
         )
@@ -190,7 +190,7 @@ class Dataset(Generic[A]):
     def begin_gather(self, starts: Any, length: int, *, out: Any = None, dtype: Any = None) -> Request[A]:
         """Starts a gather and returns at once; ``wait()`` of the request gives the array.
 
-        On a GPU the read is ordered behind what the caller's current stream was given before. When wait() returns, the
+        On a GPU the read is ordered behind earlier work on the caller's current stream. When wait() returns, the
         tokens are there for every stream.
         """
         where, length = starts_of(starts), count_of("length", length)
@@ -251,7 +251,7 @@ class Dataset(Generic[A]):
         file.prefetch(where * size + self._tokens.offset, lengths * size)
 
     def stats(self) -> dict[str, Any]:
-        """What was read: ``bytes`` by path, ``reads``, the last ``choice`` and its ``reason``, and what the reader holds.
+        """Counts of reads: ``bytes`` by path, ``reads``, the last ``choice`` and its ``reason``, and the reader's memory.
 
         In a forked child all bytes take the path "host" and are counted in the child.
         """
@@ -281,7 +281,7 @@ class Dataset(Generic[A]):
         }
 
     def close(self) -> None:
-        """Cancels what is under way and gives everything back. Arrays that were given out stay.
+        """Cancels running requests and gives everything back. Arrays that were given out stay.
 
         :class:`WaitTimeoutError`: a read hangs in the kernel or the driver, so that its memory must stay. Close it again later.
         """
@@ -310,7 +310,7 @@ class Dataset(Generic[A]):
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Opens the dataset again: what multiprocessing's spawn needs."""
+        """Opens the dataset again, for multiprocessing's spawn."""
         return _reopen, self._again
 
     def __repr__(self) -> str:
@@ -350,7 +350,7 @@ class Dataset(Generic[A]):
         return file.gather_into(value, pointer, room, offsets, span, widen=widen, stream=stream, finish=finish)
 
     def _given(self, value: Any) -> Any:
-        """What a result is handed out as."""
+        """The form in which a result is handed out."""
         return _device.array_on_host(value, True) if self._index == _device.CPU and self.tensors else value
 
     def _open(self) -> File | None:
@@ -452,7 +452,7 @@ def open(
 
 
 def _kept(found: tokens.Tokens, device: int) -> dict[str, Any]:
-    """What to tell a reader about a dataset that will be read again, as datasets for training are."""
+    """The advice to a reader about a dataset that will be read again, as in training."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     fits = found.size <= memory // _KEPT_PART and found.runs <= _KEPT_RUNS
     return {"reuse": True} if device != _device.CPU and fits else {}

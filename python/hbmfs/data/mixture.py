@@ -1,7 +1,7 @@
 """Batches from several datasets, each of which has its share at every moment.
 
     mix = hbmfs.Mixture({"web": (web, 0.7), "code": (code, 0.25), "books": (books, 0.05)}, batch_size=32, seq_len=4096, seed=1)
-    for batch in mix: ...                      # as of a TokenStream; help("hbmfs.token_stream") says what holds there
+    for batch in mix: ...                      # as of a TokenStream; help("hbmfs.token_stream") describes it
 
 **Shares.** At every prefix of the order of all ranks each source has given its share to less than one sample: see
 hbmfs.data._chairman. Weights need not sum to 1. schedule= changes them at samples of that order (a step is batch_size *
@@ -12,7 +12,7 @@ mixture ("stop": no source gives more than it has), or leaves its share to the o
 one has ended so does the mixture, and each has given every sample). Both may be dicts by name. A mixture that ends begins
 anew when it is iterated again, in another order.
 
-**State.** state_dict() holds the position, how many samples each source has given, and what decides the order. It may
+**State.** state_dict() holds the position, how many samples each source has given, and the settings that decide the order. It may
 be loaded on any rank, world size and batch size, replays nothing, and refuses other data, weights and options.
 
 **Sources** are open datasets of any format, mount and origin, on one device. Where their types differ, say dtype="int64".
@@ -175,7 +175,7 @@ class Mixture(Stream[B]):
 
     @property
     def counts(self) -> dict[str, dict[str, float]]:
-        """What each source has given to all ranks in this pass, or in the one that has just ended: samples, tokens, and
+        """Counts of each source for all ranks in this pass, or in the one that has just ended: samples, tokens, and
         epochs as a fraction."""
         given = self._assigned.counts(self._position - self._assigned_for).tolist()
         return {
@@ -284,7 +284,7 @@ def _seed(seed: int, name: str) -> int:
 
 
 def _rows(datasets: Mapping[str, Any], dtype: Any) -> Rows | Beside:
-    """What begins the batches of these sources. Aligned ones have the same names."""
+    """The object that begins the batches of these sources. Aligned ones have the same names."""
     names = {name: list(d.datasets) if isinstance(d, Aligned) else [] for name, d in datasets.items()}
     first, *others = names.values()
     if any(other != first for other in others):

@@ -9,7 +9,7 @@ cu_seqlens as offsets, flex_attention a mask of document_ids. Shapes do not chan
 **Best-fit packing** takes documents in an order that the seed decides, `window` of them at a time, and puts each into a sample
 that it fits into; the samples of a window come in an order of their own. Only documents longer than a sample are cut, in
 whole samples and a rest. No token is left out, or comes twice in an epoch. The borders of documents are read as they are
-needed; `window` bounds the memory. With the default what stays free is mostly below 0.1 %: fill_rate has it.
+needed; `window` bounds the memory. With the default the free part is mostly below 0.1 %: fill_rate has it.
 
 With targets=True a batch has labels: the next token of the same document, and -100 where the sample has none.
 """
@@ -168,7 +168,7 @@ class PackedStream(Stream["Packed[A]"], Generic[A]):
         return pack(self._borders, self._begins, places, self.seq_len, (self.seed, epoch, -1 - number) if self.shuffle else None)
 
     def _come(self, number: int, end: int) -> Callable[[], Packing]:
-        """Has a window packed, and those behind it. Gives what waits for it."""
+        """Has a window packed, and those behind it. Gives the object that waits for it."""
         coming, ahead = self._coming, range(number, min(number + 1 + _PACKED_AHEAD, end))
         self._coming = {n: coming.get(n) or begun(self._pack, n) for n in ahead}
         return self._coming[number]

@@ -182,7 +182,7 @@ def whole_of(dataset: Any) -> tuple[Any, Ints]:
 
 
 def part_of(dataset: Any) -> dict[str, Any]:
-    """What tells a part from others, for states: nothing of a whole dataset."""
+    """The mark that tells a part from others, for states: nothing of a whole dataset."""
     digest = getattr(dataset, "digest", None)
     return {} if digest is None else {"part": digest}
 

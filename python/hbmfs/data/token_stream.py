@@ -7,8 +7,8 @@
 
 **One order for everybody.** All samples of all epochs form one sequence, which the seed alone decides: epoch 0's
 samples in its order, then epoch 1's in another, and so on. A step takes the next batch_size * world_size samples of
-it: the first batch_size of them are rank 0's, the next ones rank 1's. So the batches of all ranks one after another are
-the sequence itself, whatever the world size, and where a run stands is one number: the samples that all ranks consumed.
+it: the first batch_size of them are rank 0's, the next ones rank 1's. So the batches of all ranks one after another are the
+sequence itself, for any world size. The position of a run is one number: the samples that all ranks consumed.
 Resuming on another world size, or with another batch size, goes on at that number.
 
 **Remainders.** A step may hold the end of one epoch and the beginning of the next, so that nothing is lost between
@@ -91,7 +91,7 @@ class TokenStream(Stream[B]):
     tensors              on the CPU: True gives tensors of torch, False NumPy arrays; None: as the dataset does
     packed               batches say where documents begin: see help("hbmfs.packed")
 
-    `with hbmfs.TokenStream(...) as stream:` cancels at its end what was read ahead. len(stream) is known with epochs=.
+    `with hbmfs.TokenStream(...) as stream:` cancels reads ahead at its end. len(stream) is known with epochs=.
 
     One iteration at a time: a second one, or load_state_dict, ends the first one with a RuntimeError.
     """

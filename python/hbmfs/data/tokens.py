@@ -1,4 +1,4 @@
-"""Finding the tokens behind a path, and what they are: no bytes of them are read here, and no library is needed.
+"""Finding the tokens behind a path, and their type: no bytes of them are read here, and no library is needed.
 
 A path is a file (``.npy``, a view, or headerless tokens), or a directory of an hbmfs mount, which stands for its
 ``tokens.npy`` view.
@@ -65,7 +65,7 @@ class Tokens(NamedTuple):
 def find(path: Any, dtype: Any = None) -> Tokens:
     """Finds the tokens of a file or of a directory in a mount.
 
-    ``dtype`` is the type of headerless tokens in a file that is no view; elsewhere it must agree with what is known.
+    ``dtype`` is the type of headerless tokens in a file that is no view; elsewhere it must agree with the known type.
     """
     name = os.fspath(path)
     if not isinstance(name, str):
@@ -131,7 +131,7 @@ def _mount_of(path: str) -> tuple[str, str] | None:
 
 
 def _hints(root: str, below: str) -> list[str]:
-    """What a mount says of files below a directory that may hold tokens and have no view."""
+    """A mount's hints about files below a directory that may hold tokens and have no view."""
     try:
         with open(os.path.join(root, ".hbmfs", "status"), "rb") as file:
             told = json.load(file).get("hints", [])
@@ -144,7 +144,7 @@ def _only_view(path: str, directory: str, hints: Callable[[], list[str]]) -> str
     """The tokens view below a directory of views, if there is one only."""
     found: list[str] = []
     for at, below, files in os.walk(directory):
-        below[:] = [name for name in below if name not in ("members", "tensors")]  # what archives hold, perhaps millions
+        below[:] = [name for name in below if name not in ("members", "tensors")]  # members of archives, perhaps millions
         if _VIEW in files:
             found.append(os.path.join(at, _VIEW))
     if len(found) == 1:

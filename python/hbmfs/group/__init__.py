@@ -1,1 +1,1 @@
-"""Agreement between the ranks of a job: what each says, what all have agreed to, and who gives which bytes to whom."""
+"""Agreement between the ranks of a job: messages of each rank, agreements of all, and the exchange of bytes."""

@@ -1,5 +1,6 @@
-"""What the ranks of a group tell each other through the group's store: what each says, what they agree on, that they live, the
-first failure. One thread asks the store, which may hang; everybody else waits for that thread."""
+"""Messages between the ranks of a group through the group's store: data of each, agreements, signs of life, the first failure.
+
+One thread asks the store, which may hang; everybody else waits for that thread."""
 
 from __future__ import annotations
 
@@ -37,13 +38,13 @@ class Told(BaseException):
 
 
 class Board:
-    """What the ranks tell each other through the group's store. One thread asks the store, which may hang."""
+    """Messages between the ranks through the group's store. One thread asks the store, which may hang."""
 
     def __init__(self, prefix: str, rank: int, size: int, patience: float, keys: list[str], old: list[str]) -> None:
         self._store = _own_store()
         self._prefix, self._rank, self._size, self._patience = prefix, rank, size, patience
         self._keys, self._old = keys, old
-        self._changed = threading.Condition()  # guards what follows
+        self._changed = threading.Condition()  # guards the fields below
         self._questions: list[_Question] = []
         self._failure: errors.Error | None = None
         self.lost: GroupError | None = None
@@ -210,7 +211,7 @@ def _own_store() -> Any:
 
 
 class _Question:
-    """What the store is asked until it has an answer."""
+    """The question to the store until it has an answer."""
 
     def __init__(self, ask: Callable[[Any], Any]) -> None:
         self.ask = ask

@@ -1,14 +1,14 @@
 """Ranks of a torch.distributed group that load together: each reads its share of the bytes, once, and gives it to the others.
 
     with Team(group, device, "weights") as team:
-        said = team.gather("...")               # what every rank has to say, by rank
+        said = team.gather("...")               # the data of every rank, by rank
         with Exchange(team) as exchange:
             ...                                 # read this rank's share of a unit
             exchange.have(Wave("block 0", ranks, [unit]))
             exchange.wait()                     # every unit is whole on every rank that wants it
 
 Bytes go from GPU to GPU by the group's own backend (NCCL; gloo on CPUs). Everything else goes through the group's store,
-on one thread: what ranks say, which units they have read, that they live, and the first failure. A wave of units is
+on one thread: messages of ranks, the units that they have read, signs of life, and the first failure. A wave of units is
 exchanged only when all its ranks have read their shares, so a rank that fails while it reads leaves no collective behind.
 
 All ranks end with the first failure. A rank that says nothing for SILENCE seconds is gone. Where a collective cannot end
@@ -42,7 +42,7 @@ class Team:
     """The ranks of one call. Every rank of the group must make the call."""
 
     def __init__(self, group: Any, device: int, what: str) -> None:
-        """group    torch.distributed's; `what` is what the ranks do, for messages."""
+        """group    torch.distributed's; `what` is the ranks' work, for messages."""
         if not dist.is_available() or not dist.is_initialized():
             raise GroupError("torch.distributed has no process group: call torch.distributed.init_process_group first")
         self.group = group
@@ -67,7 +67,7 @@ class Team:
         return self._kind == "nccl"
 
     def gather(self, said: str) -> list[str]:
-        """What each rank said, by rank. Each rank calls it once."""
+        """The data of each rank, by rank. Each rank calls it once."""
         self._board.say("said", said)
         return self._board.values([f"{rank}/said" for rank in range(self.size)], self._what)
 
@@ -95,7 +95,7 @@ class Team:
     def abort(self) -> None:
         """Ends collectives that wait for a rank which is gone."""
         backend = self.group._get_backend(self.device)
-        with contextlib.suppress(Exception):  # whatever it raises, a failure is under way already
+        with contextlib.suppress(Exception):  # for any exception: a failure is under way already
             backend.abort()
 
     def __enter__(self) -> Team:
@@ -158,7 +158,7 @@ class Exchange:
 
     def __init__(self, team: Team) -> None:
         self._team = team
-        self._changed = threading.Condition()  # guards what follows
+        self._changed = threading.Condition()  # guards the fields below
         self._waves: deque[Wave] = deque()  # that this rank has read its share of
         self._whole: deque[Wave] = deque()
         self._over = False  # no more waves come
@@ -183,10 +183,10 @@ class Exchange:
             self._thread.join(0.1)
         if self._failure is not None:
             raise self._failure
-        self._call()  # what other ranks do from here on is no matter of this one
+        self._call()  # later work of other ranks does not concern this one
 
     def check(self) -> None:
-        """Raises what went wrong so far, and calls what waits for waves that are whole."""
+        """Raises the first error so far, and calls functions that wait for whole waves."""
         if self._failure is not None:
             raise self._failure
         self._team.check()
@@ -222,7 +222,7 @@ class Exchange:
                 self._land()
             self._settle()
         except BaseException as err:  # noqa: BLE001 (raised by the thread that waits)
-            # What keeps a traceback keeps the memory of units.
+            # An object that keeps a traceback keeps the memory of units.
             self._failure = err.with_traceback(None)
             self._refuse()
         self._flying = []
@@ -245,7 +245,7 @@ class Exchange:
             return self._waves.popleft() if self._waves else None
 
     def _settle(self) -> None:
-        """Waits for what is under way. It ends, unless a rank is gone."""
+        """Waits for running work. It ends, unless a rank is gone."""
         pause = 0.0001
         while self._flying:
             self._land()
@@ -256,7 +256,7 @@ class Exchange:
                 pause = min(2 * pause, 0.002)
 
     def _refuse(self) -> None:
-        """Ends what this rank has agreed to, and agrees to no more, so that the group can be used again."""
+        """Ends this rank's agreements, and makes no more, so that the group can be used again."""
         with contextlib.suppress(BaseException):
             while not self._team.lost():
                 with self._changed:
@@ -278,7 +278,7 @@ class Exchange:
         self._whole.clear()
 
     def _land(self) -> None:
-        """Lets go of what has arrived."""
+        """Lets go of arrived units."""
         try:
             while self._flying and self._flying[0].over():
                 self._whole.append(self._flying.pop(0).wave)
@@ -328,7 +328,7 @@ class _Flight:
             self._error = err.with_traceback(None)
 
     def over(self) -> bool:
-        """Whether it has ended. It raises what went wrong."""
+        """Whether it has ended. It raises the error of the failure."""
         if self._waiter is None:
             if not all(work.is_completed() for work in self._works):
                 return False

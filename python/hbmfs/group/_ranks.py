@@ -1,4 +1,4 @@
-"""The ranks of a job that keep checkpoints together: what each says, and which of them see the same directory."""
+"""The ranks of a job that keep checkpoints together: messages of each, and which of them see the same directory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Alone:
 
 
 class Ranks:
-    """The ranks of a group, with a group of gloo of their own: what they say here never meets what training says."""
+    """The ranks of a group, with a group of gloo of their own: messages here never meet those of training."""
 
     def __init__(self, group: Any) -> None:
         import torch.distributed as dist
@@ -41,7 +41,7 @@ class Ranks:
         self.rank = dist.get_rank(self.group)
 
     def gather(self, say: Callable[[], T]) -> list[T]:
-        """What all ranks say, in their order. If one fails to say it, all of them raise that."""
+        """The data of all ranks, in their order. If one fails to say it, all of them raise that."""
         import torch.distributed as dist
 
         try:

@@ -4,13 +4,13 @@
     engine.checkpoint_engine = hbmfs.deepspeed.CheckpointEngine()      # on every rank
     engine.save_checkpoint("/ckpt/run-1")
 
-DeepSpeed has no setting for it, so it is assigned (0.19.8 is tested). All files have DeepSpeed's names, and are what torch.save
-writes: stock DeepSpeed, torch.load and zero_to_fp32.py read them. Storages of a page or more begin at a multiple of 4,096 bytes.
+DeepSpeed has no setting for it, so it is assigned (0.19.8 is tested). All files have DeepSpeed's names and torch.save's form: stock DeepSpeed,
+torch.load and zero_to_fp32.py read them. Storages of a page or more begin at a multiple of 4,096 bytes.
 
 While save_checkpoint runs, the files of a tag are in a draft beside it. When all ranks have written theirs, commit publishes the
 directory of the tag with a manifest (`hbmfs checkpoint verify`), and then DeepSpeed writes `latest`. If one rank fails, all ranks
 raise that, and the draft is gone. A tag that is there is never overwritten: ExistsError. Files outside of a tag, such as
-save_16bit_model's, appear by a rename, too, and replace what was there.
+save_16bit_model's, appear by a rename, too, and replace earlier files.
 
 save_checkpoint returns when all is on storage. Optimizer states on NVMe (ZeRO-Infinity) are copied into the tag by DeepSpeed itself, so
 leave its own engine there.
@@ -58,7 +58,7 @@ class CheckpointEngine(_Base):  # type: ignore[misc]
         self._files: list[WrittenFile] = []
         self._failure: Exception | None = None
 
-    # What DeepSpeed calls, in its order. Up to commit nothing is raised: the other ranks would wait for this one.
+    # The methods that DeepSpeed calls, in its order. Up to commit nothing is raised: the other ranks would wait for this one.
 
     def create(self, info: Any) -> None:
         self._drop()
@@ -123,7 +123,7 @@ class CheckpointEngine(_Base):  # type: ignore[misc]
         try:
             self._place = place = _ranks.place(self._ranks, os.path.dirname(tag), self._local)
             self._ranks.gather(begin)
-        except Exception as err:  # noqa: BLE001 (DeepSpeed drops what is raised here, and commit raises it)
+        except Exception as err:  # noqa: BLE001 (DeepSpeed drops an exception here, and commit raises it)
             self._failure = err
 
     def _drop(self) -> None:

@@ -77,7 +77,7 @@ class KVVolumeAdapter(L2AdapterInterface):  # type: ignore[misc, unused-ignore]
             )
         self._store = KVStore(client="lmcache", **config)
         self._notifiers = {name: create_event_notifier() for name in ("store", "lookup", "load")}
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the fields below
         self._tasks: dict[str, dict[int, _Task]] = {"store": {}, "lookup": {}, "load": {}}
         self._next = 0
         self._pins: dict[bytes, list[int]] = {}
@@ -102,7 +102,7 @@ class KVVolumeAdapter(L2AdapterInterface):  # type: ignore[misc, unused-ignore]
         return self._submit("store", "put", keys, objects)
 
     def pop_completed_store_tasks(self) -> dict[int, Any]:
-        """A task succeeds when all its chunks are there, whoever stored them. Chunks that find no room fail it."""
+        """A task succeeds when all its chunks are there, also if another process stored them. Chunks that find no room fail it."""
         ended: dict[int, Any] = {}
         stored: list[tuple[Any, int]] = []
         for number, task in self._harvest("store"):
@@ -117,7 +117,7 @@ class KVVolumeAdapter(L2AdapterInterface):  # type: ignore[misc, unused-ignore]
         return ended
 
     def submit_lookup_and_lock_task(self, keys: list[Any], group_layout_descs: Any) -> int:
-        """Starts pinning what is there."""
+        """Starts pinning the existing blocks."""
         return self._submit("lookup", "pin", keys, None)
 
     def query_lookup_and_lock_result(self, task_id: int) -> Any:
@@ -171,11 +171,11 @@ class KVVolumeAdapter(L2AdapterInterface):  # type: ignore[misc, unused-ignore]
             self._notify_keys_deleted(gone, [self._sizes.get(key.object_group_id, 0) for key in gone])
 
     def get_usage(self) -> AdapterUsage:
-        """No bytes: the volume bounds itself, for all that share it, and what it evicts it does not tell."""
+        """No bytes: the volume bounds itself, for all that share it, and it does not report evictions."""
         return AdapterUsage(total_bytes_used=0, total_capacity_bytes=0)
 
     def report_status(self) -> dict[str, Any]:
-        """What the store has done, and the locks that are held."""
+        """Counts of the store, and the locks that are held."""
         with self._lock:
             locks, tasks = sum(map(len, self._pins.values())), sum(map(len, self._tasks.values()))
         return {
@@ -214,7 +214,7 @@ class KVVolumeAdapter(L2AdapterInterface):  # type: ignore[misc, unused-ignore]
         names = [block_key(keys[place]) for place in places]
         given = None if buffers is None else [buffers[place] for place in places]
         call = None
-        with self._lock:  # whoever is told that it has ended finds it listed
+        with self._lock:  # a caller that hears of its end finds it listed
             try:
                 call = self._store.begin(verb, names, given, eventfd=fd)
             except errors.Error as err:

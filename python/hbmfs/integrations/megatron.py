@@ -15,7 +15,7 @@ path is a prefix: of PREFIX.bin and PREFIX.idx at the source, in a mount, or of 
 another format. Without path_to_cache in the configuration GPTDataset writes its indices below the prefix, and a mount is
 read-only: set it.
 
-Unlike Megatron's own readers, this one never returns what was not read: a .bin that is shorter than its index says is
+Unlike Megatron's own readers, this one never returns bytes that were not read: a .bin that is shorter than its index says is
 an OutOfRangeError at the read, where Megatron's --no-mmap-bin-files returns memory as it found it.
 
 Importing this module needs neither megatron-core nor torch.
@@ -34,7 +34,7 @@ from ..errors import FormatError, InvalidError, NotFoundError
 
 
 class IndexedDataset:
-    """The dataset at PREFIX.bin and PREFIX.idx. Takes what Megatron's class takes, so that it can stand in its place.
+    """The dataset at PREFIX.bin and PREFIX.idx. Takes the arguments of Megatron's class, so that it can stand in its place.
 
     mmap, fast_cache_load, sequences_per_dataset and dtype_code are without effect: the index's header is always read.
     An object storage is refused: mount it. `options` go to hbmfs.open, such as method=.

@@ -6,7 +6,7 @@ In nanoGPT's train.py, instead of the function get_batch:
     get_batch = hbmfs.nanogpt.batches(data_dir, block_size, batch_size, device)
 
 The batches are the same, bit for bit: the offsets are drawn by the same call of torch.randint from the same generator,
-and the tokens arrive as int64. What differs is how: one gather of block_size + 1 tokens for x and y together, which are
+and the tokens arrive as int64. The difference is one gather of block_size + 1 tokens for x and y together, which are
 widened on the device, instead of two copies of four times the bytes.
 """
 
@@ -45,7 +45,7 @@ def batches(
     dtype      of the tokens in files that do not say it: None is that of the manifest of hbmfs pack, or uint16 for a directory without one, since nanoGPT's are
     options    go to hbmfs.open, such as method=
 
-    A split is opened when its first batch is asked for. get_batch.close() closes what was opened.
+    A split is opened when its first batch is asked for. get_batch.close() closes its dataset.
     """
     try:
         import torch  # noqa: F401
@@ -64,7 +64,7 @@ def batches(
 
 
 class Batches:
-    """get_batch, with what it keeps open. Made by batches()."""
+    """get_batch, with its open dataset. Made by batches()."""
 
     def __init__(
         self,

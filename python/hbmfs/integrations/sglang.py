@@ -38,7 +38,7 @@ _REPLICATED_DRAFTS = {"MLATokenToKVPoolHost", "DeepSeekV4PagedHostPool"}  # host
 
 
 class _Pool:
-    """A host pool, and the namespace that has its pages. shard is what this rank holds of a page."""
+    """A host pool, and the namespace that has its pages. shard is this rank's part of a page."""
 
     def __init__(self, host: Any, shard: str, options: dict[str, Any]) -> None:
         self._host, self._shard = host, shard
@@ -84,7 +84,7 @@ class _Got:
 
 
 class KVVolumeStorage(HiCacheStorage):  # type: ignore[misc, unused-ignore]
-    """A backend over one namespace. What cannot be stored or found is False or None, as SGLang has it; errors are logged."""
+    """A backend over one namespace. Pages that cannot be stored or found are False or None, as SGLang has it; errors are logged."""
 
     def __init__(self, storage_config: Any, kwargs: Any = None) -> None:
         extra = dict(storage_config.extra_config or {})
@@ -248,7 +248,7 @@ class KVVolumeStorage(HiCacheStorage):  # type: ignore[misc, unused-ignore]
         return [target if came else None for target, came in zip(target_locations, done, strict=True)]
 
     def clear(self) -> None:
-        """Removes all pages of the namespaces, whoever stored them."""
+        """Removes all pages of the namespaces, also those of other processes."""
         for pool in self._pools.values():
             pool.store.clear()
 
@@ -267,7 +267,7 @@ class KVVolumeStorage(HiCacheStorage):  # type: ignore[misc, unused-ignore]
 
 
 def _block_key(key: str, shard: str) -> bytes:
-    """The 32 bytes by which the volume knows a page: a BLAKE2b digest of SGLang's hash, and of what this rank holds of the page."""
+    """The 32 bytes by which the volume knows a page: a BLAKE2b digest of SGLang's hash, and of this rank's part of the page."""
     return hashlib.blake2b(f"{key}\0{shard}".encode(), digest_size=32, person=b"hbmfs.sglang").digest()
 
 
@@ -294,7 +294,7 @@ def _is_flat(host: Any, page_size: int) -> bool:
 
 
 def _prefixes(there: list[bool], transfer: Any) -> set[int] | None:
-    """The lengths of prefixes for which a pool has what it must have; None where its policy is not known here."""
+    """The lengths of prefixes for which a pool has its required pages; None where its policy is not known here."""
     if transfer.hit_policy == PoolHitPolicy.ALL_PAGES:
         return set(range(1, (there.index(False) if False in there else len(there)) + 1))
     if transfer.hit_policy == PoolHitPolicy.TRAILING_PAGES:
@@ -304,7 +304,7 @@ def _prefixes(there: list[bool], transfer: Any) -> set[int] | None:
 
 
 def _shard(config: Any, own: bool) -> str:
-    """What this rank holds of a page. own: each rank of tensor parallelism holds something else."""
+    """This rank's part of a page. own: each rank of tensor parallelism holds something else."""
     said = [config.model_name or "", f"pp{config.pp_rank}/{config.pp_size}", f"cp{config.attn_cp_rank}/{config.attn_cp_size}"]
     if own:
         said.append(f"tp{config.tp_rank}/{config.tp_size}")

@@ -59,7 +59,7 @@ def from_pretrained(
     group     a process group whose ranks all make this call and get the whole model: each byte is read once
     others    device, method, progress and reader are load_safetensors'; all else is cls.from_pretrained's
 
-    Raises what load_safetensors and Transformers raise; UnavailableError for quantized models and adapters, which
+    Raises the errors of load_safetensors and Transformers; UnavailableError for quantized models and adapters, which
     Transformers reads by itself.
     """
     try:
@@ -110,7 +110,7 @@ def from_pretrained(
 
 
 def _check(cls: Any, options: dict[str, Any]) -> None:
-    """Refuses arguments of Transformers that contradict what is done here."""
+    """Refuses arguments of Transformers that contradict this way of loading."""
     if not hasattr(cls, "from_pretrained") or not (hasattr(cls, "_model_mapping") or getattr(cls, "config_class", None)):
         raise InvalidError(f"{cls!r} is no model class of Transformers: give one such as AutoModelForCausalLM")
     for names, reason in (
@@ -179,7 +179,7 @@ class _Weights(dict[str, Any]):
         if self._call.device != "cpu":
             import torch
 
-            torch.cuda.empty_cache()  # other sizes are allocated now, which would leave holes in what was freed
+            torch.cuda.empty_cache()  # other sizes are allocated now, which would leave holes in freed memory
         return self._call.load()
 
     def __enter__(self) -> _Weights:
@@ -187,7 +187,7 @@ class _Weights(dict[str, Any]):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Ends what is under way. Why it failed says more than what Transformers made of that."""
+        """Ends running work. The cause of the failure says more than Transformers' error."""
         _warmup.spared = False
         failure = None if self._ahead is None else self._ahead.end()
         if failure is not None and (kind is None or issubclass(kind, Exception)):
@@ -200,7 +200,7 @@ class _Ahead:
     def __init__(self, call: weights.Call) -> None:
         import torch
 
-        self._changed = threading.Condition()  # guards what follows
+        self._changed = threading.Condition()  # guards the fields below
         self._tensors: dict[str, Any] = {}  # once all reads are begun
         self._ends: dict[str, int] = {}  # the bytes from which on each is there
         self._done = 0
@@ -314,7 +314,7 @@ def _name(model: Any, folder: str) -> None:
 
 
 def _prepare_generation(model: Any, folder: str, trust: dict[str, Any], options: dict[str, Any]) -> None:
-    """Gives a model that generates what its directory says of generating, as Transformers does where it has the path."""
+    """Gives a model that generates the settings for generation in its directory, as Transformers does where it has the path."""
     import transformers
 
     if not model.can_generate():
@@ -323,7 +323,7 @@ def _prepare_generation(model: Any, folder: str, trust: dict[str, Any], options:
     try:
         model.generation_config = known.from_pretrained(folder, **options)
     except OSError:  # there is no such file
-        if hasattr(model, "adjust_generation_fn"):  # Transformers 5, whose configs leave out what old files say of generating
+        if hasattr(model, "adjust_generation_fn"):  # Transformers 5, whose configs leave out settings for generation of old files
             model.generation_config = known.from_pretrained(folder, config_file_name="config.json", _from_model_config=True, **options)
     if trust["trust_remote_code"]:
         with contextlib.suppress(OSError):  # there is no function of the model's own

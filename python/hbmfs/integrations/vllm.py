@@ -33,7 +33,7 @@ INDEX = "model.safetensors.index.json"
 
 
 def register() -> None:
-    """Makes the load format "hbmfs" known. vLLM calls it in each of its processes, whatever the load format is."""
+    """Makes the load format "hbmfs" known. vLLM calls it in each of its processes, for any load format."""
     try:
         from vllm.model_executor.model_loader import register_model_loader
 
@@ -61,7 +61,7 @@ def _loader() -> Any:
             folder, files, safetensors, *index = self._prepare_weights(*where)
             if not safetensors or self.load_config.safetensors_load_strategy == "torchao":
                 return super()._get_weights_iterator(source)  # type: ignore[no-any-return, unused-ignore]
-            if not self.counter_before_loading_weights:  # what it says in its log
+            if not self.counter_before_loading_weights:  # its log
                 self.counter_before_loading_weights: float = time.perf_counter()
             device = self.load_config.device or _current_device()
             wanted = _experts(self.local_expert_ids)

@@ -8,7 +8,7 @@ index is read by it; the index then says which tensors there are. A directory wi
 
 A few large allocations hold all tensors, which are views of them, so loading runs at the speed of the link. It
 follows that memory is given back when the last tensor of an allocation (4 GiB at most, if no tensor is larger) is
-gone, and that torch.save of one tensor of them saves the whole allocation: clone() what is kept or saved alone.
+gone, and that torch.save of one tensor of them saves the whole allocation: clone() tensors that are kept or saved alone.
 
 Several GPUs of a host, each with its process and a torch.distributed group of them:
 

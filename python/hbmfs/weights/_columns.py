@@ -88,7 +88,7 @@ def shared(tensor: Tensor, cuts: Mapping[int, Cut]) -> dict[int, Columns]:
 
 
 def _columns(tensor: Tensor, cut: tuple[tuple[int, int, int], ...]) -> Columns | None:
-    """What a cut wants, if it is the same part of each row of a matrix."""
+    """The columns of a cut, if it is the same part of each row of a matrix."""
     inner = safetensors_header.BITS[tensor.dtype]
     dimensions = [number for number, ((_, count, step), size) in enumerate(zip(cut, tensor.shape, strict=True)) if count != size or step != 1]
     if len(dimensions) != 1:
@@ -126,7 +126,7 @@ def windows(matrices: Sequence[Matrix], ranks: int) -> Iterator[list[list[Rows]]
 
 
 class Swap(NamedTuple):
-    """What this rank gives of its share, and what it gets of the others'."""
+    """The parts that this rank gives of its share, and gets of the others'."""
 
     given: list[Move]
     copied: Any  # an event after the copies that made it; None on the CPU
@@ -138,7 +138,7 @@ class Swap(NamedTuple):
 
 
 def swap(shares: Sequence[Sequence[Rows]], ranks: tuple[int, ...], me: int, scratch: Any, blocks: Sequence[Any], allocate: Callable[[int], Any]) -> Swap:
-    """Copies this rank's columns out of its share, which is in scratch memory, and what goes to others into memory of its own."""
+    """Copies this rank's columns out of its share, which is in scratch memory, and columns for others into memory of its own."""
     moves, rank = [], ranks[me]
     for owner, share in zip(ranks, shares, strict=True):
         for rows in share:

@@ -76,7 +76,7 @@ class Filling:
         return tuple(name for name in self._begun if name not in self._full)
 
     def explain(self, err: BaseException, undefined: tuple[str, ...]) -> None:
-        """Raises what says it. What is no Exception, such as KeyboardInterrupt, stays what it is."""
+        """Raises UndefinedError. KeyboardInterrupt and its like stay, with the names as an attribute."""
         if not isinstance(err, Exception):
             err.undefined = undefined  # type: ignore[attr-defined]
             return
@@ -89,7 +89,7 @@ class Filling:
 
 
 class _Device(NamedTuple):
-    """What goes to one device."""
+    """The loads into the memory of one device."""
 
     library: Torch
     loads: list[Load]
@@ -136,7 +136,7 @@ def _prepare(
     opening: Opening | None,
     team: Team | None,
 ) -> _Device:
-    """Opens what is read to one device. Ranks agree on tensors of which one skips some, too."""
+    """Opens the files that one device needs. Ranks also agree on tensors that some of them skip."""
     here = skipped | {name for name, target in filling.targets.items() if target.device == device}
     mine = [header._replace(tensors=tuple(tensor for tensor in header.tensors if tensor.name in here)) for header in headers]
     mine = [header for header in mine if header.tensors]
@@ -186,7 +186,7 @@ def _windows(load: Load) -> Iterator[list[_Span]]:
 
 
 def _own(load: Load, span: _Span) -> Iterator[tuple[int, int]]:
-    """What of a span this rank reads."""
+    """The pieces of a span that this rank reads."""
     borders = span.borders(len(load.ranks))
     if span.even > span.begin:
         yield borders[load.me], borders[load.me + 1]
@@ -201,7 +201,7 @@ def _bytes(load: Load) -> int:
 
 
 def _read(part: _Device, filling: Filling, call: Call, exchange: Exchange | None) -> None:
-    """Reads this rank's share of all that goes to one device, and waits until the others' is here, too."""
+    """Reads this rank's share of one device's tensors, and waits for the shares of the others."""
     ends = list[Callable[[], None]]()
     with Transfer(sum(map(_bytes, part.loads)), call.progress, "weights", None if exchange is None else exchange.check) as transfer:
         for load in part.loads:
@@ -300,7 +300,7 @@ class _Blocks:
                 self._transfer.gather(file, to, read.offsets, read.run)
 
     def _give(self, spans: list[_Span]) -> None:
-        """Gives what this rank has read its shares of to the exchange."""
+        """Gives spans to the exchange, once this rank has read its shares of them."""
         from ..group._group import Unit, Wave
 
         assert self._exchange is not None

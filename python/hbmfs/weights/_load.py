@@ -37,7 +37,7 @@ Begun = Callable[[dict[str, Any], dict[str, int]], object] | None
 """Is called when all reads are begun, with the tensors and the bytes of progress from which on each is there."""
 
 SHARE = REQUEST
-"""Most bytes that each rank of a group reads of what is exchanged at once."""
+"""Most exchanged bytes that each rank of a group reads at once."""
 EVEN = 512
 """Bytes of which each rank's share of a block is a multiple."""
 
@@ -55,7 +55,7 @@ _NUMPY = {
 
 
 class Call(NamedTuple):
-    """What is to be loaded, and how: the arguments of load_safetensors."""
+    """The arguments of load_safetensors."""
 
     path: str | os.PathLike[str]
     device: Any
@@ -76,7 +76,7 @@ class Call(NamedTuple):
         return _device.parse("cuda:0" if self.device is None else self.device)
 
     def together(self, device: int, run: Callable[[int, Team | None], T]) -> T:
-        """Runs it alone, or with the ranks of the group, which hear of what is wrong with any rank's arguments."""
+        """Runs it alone, or with the ranks of the group, which hear of mistakes in any rank's arguments."""
         if self.group is None:
             return run(device, None)
         from ..group._board import Told
@@ -161,13 +161,13 @@ class Load(NamedTuple):
         return self.layout.blocks if len(self.ranks) == 1 or self.matrices else [-(-size // even) * even for size in self.layout.blocks]
 
     def windows(self, size: int) -> list[tuple[int, int]]:
-        """The begins and ends of what is exchanged at once."""
+        """The begins and ends of ranges that are exchanged at once."""
         step = SHARE * len(self.ranks) if len(self.ranks) > 1 else size
         return [(begin, min(begin + step, size)) for begin in range(0, size, step)]
 
 
 def loads_of(headers: Sequence[Header], slices: Slices, team: Team | None, apart: bool = False) -> list[Load]:
-    """Packs what this rank wants: first what it shares with others, in the order that all of them follow. apart: each tensor into a block of its own."""
+    """Packs this rank's parts: first the shared ones, in the order that all ranks follow. apart: see Layout."""
     tensors = [tensor for header in headers for tensor in header.tensors]
     mine = _parts.wanted(tensors, slices)
     me = 0 if team is None else team.rank
@@ -188,7 +188,7 @@ def loads_of(headers: Sequence[Header], slices: Slices, team: Team | None, apart
 
 
 def _agreed(team: Team, headers: Sequence[Header], mine: list[Cut | Skip], apart: bool) -> list[list[Any]]:
-    """What each rank wants of each tensor. All must see the same files, and load them in the same way."""
+    """The part of each tensor that each rank wants. All must see the same files, and load them in the same way."""
     seen = {os.path.basename(header.path): [header.size, hashlib.sha256(repr(header.tensors).encode()).hexdigest()] for header in headers}
     wants: Any = None if all(want is None for want in mine) else ["skip" if isinstance(want, Skip) else want for want in mine]
     cuts = []
@@ -240,7 +240,7 @@ class Opening:
         if self._future.done():
             self._close(self._future)
         else:
-            # Ctrl-C, or a bad header, does not wait for CUDA: the thread closes what it then has.
+            # Ctrl-C, or a bad header, does not wait for CUDA: the thread closes its reader.
             self._future.add_done_callback(self._close)
 
     @staticmethod
@@ -265,7 +265,7 @@ def _read(
         for load in loads:
             for block, size in enumerate(load.sizes(), first):
                 if block == len(blocks):
-                    blocks.append(library.allocate(size))  # meanwhile the link works on what was begun
+                    blocks.append(library.allocate(size))  # meanwhile the link works on begun copies
                 if not load.matrices:
                     _read_block(load, block - first, size, files, blocks[block], library, transfer, exchange)
             if load.matrices:

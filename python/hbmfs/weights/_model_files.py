@@ -59,7 +59,7 @@ def headers_of(files: Files, names: Names) -> list[Header]:
 
 
 def chosen_by(index: Path, files: Iterable[str]) -> Files:
-    """What an index says of some files in its directory, and of those that are not there. Without the index, all of the files."""
+    """An index's entries of some files in its directory, and of missing ones. Without the index, all of the files."""
     if not index.exists():
         return dict.fromkeys(sorted(files))
     known = {os.path.abspath(file) for file in files}

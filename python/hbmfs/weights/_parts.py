@@ -41,7 +41,7 @@ SKIP = Skip()
 
 Wanted = None | tuple[slice, ...] | Skip
 Slices = Mapping[str, Wanted] | Callable[[str], Wanted] | None
-"""What is wanted of each tensor, by name: None for all of it, a slice for each dimension, or SKIP."""
+"""The wanted part of each tensor, by name: None for all of it, a slice for each dimension, or SKIP."""
 
 Cut = tuple[tuple[int, int, int], ...] | None
 """The first index, the number of indices and their step in each dimension; None: the whole tensor."""
@@ -61,7 +61,7 @@ class Part(NamedTuple):
 
 
 def wanted(tensors: Iterable[Tensor], slices: Slices) -> list[Cut | Skip]:
-    """What slices say of each tensor, checked."""
+    """The slices of each tensor, checked."""
     if slices is None:
         return [None for _ in tensors]
     ask = slices if callable(slices) else slices.get
@@ -122,7 +122,7 @@ class Read(NamedTuple):
         return self.run * len(self.offsets)
 
     def within(self, begin: int, end: int) -> Iterator[Read]:
-        """What of it comes to lie in [begin, end) of the block: the rest of a run, whole runs, and the beginning of one."""
+        """The pieces of it in [begin, end) of the block: the rest of a run, whole runs, and the beginning of one."""
         first, last = max(begin - self.to, 0), min(end - self.to, self.length)
         while first < last:
             number, skip = divmod(first, self.run)
@@ -145,7 +145,7 @@ class Place(NamedTuple):
 
 
 class Layout:
-    """Parts packed into blocks: the blocks' sizes, what is read into each in the order of its bytes, and the parts' places.
+    """Parts packed into blocks: the blocks' sizes, the reads into each in the order of its bytes, and the parts' places.
 
     Parts that lie next to each other in a file do so in the block, and are read at once, unless alignment parts them.
     """
@@ -189,7 +189,7 @@ class Layout:
         self.blocks[-1] = size + part.length
 
     def within(self, block: int, begin: int, end: int) -> Iterator[Read]:
-        """What is read into [begin, end) of a block."""
+        """The reads into [begin, end) of a block."""
         reads = self.reads[block]
         first = max(bisect_right(reads, begin, key=lambda read: read.to) - 1, 0)
         for read in reads[first:]:

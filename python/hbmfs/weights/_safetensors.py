@@ -49,7 +49,7 @@ def load_safetensors(
     reader    a Reader of this device, which stays open; by default one is made for this call
     into      tensors by name, or a module, that are filled in place: see help("hbmfs.weights")
     cast      with into=: converts elements where a tensor is of another dtype than the file
-    page_cache  what becomes of the files' pages in the page cache: "keep", "drop" once all bytes are in place on every rank,
+    page_cache  whether the files' pages stay in the page cache: "keep", "drop" once all bytes are in place on every rank,
               or "auto" to drop them where they exceed what the page cache could have: see Reader
 
     Raises FormatError for a damaged file or index, NotFoundError for a missing file, DtypeError for elements that

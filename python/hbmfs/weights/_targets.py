@@ -1,4 +1,4 @@
-"""Tensors that are filled in place: whose memory it is, and all that is against filling it, before anything is read."""
+"""Tensors that are filled in place, and the checks of them before anything is read."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def _plain(value: Any) -> torch.Tensor | str:
 
 
 def _compared(value: torch.Tensor, tensor: Tensor, cut: Cut, cast: bool) -> tuple[list[str], bool]:
-    """What of a target is not as the file has it, and whether it takes the file's bytes as they are."""
+    """The differences between a target and the file, and whether the target takes the file's bytes as they are."""
     dtype: torch.dtype = getattr(torch, DTYPES[tensor.dtype])
     shape = tensor.shape if cut is None or isinstance(cut, Skip) else tuple(count for _, count, _ in cut)
     if tensor.dtype == "F4":

@@ -30,7 +30,7 @@ class Tensor(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a file says of itself. Tensors are in the order of their bytes."""
+    """The parsed header of a file. Tensors are in the order of their bytes."""
 
     path: str
     size: int

@@ -20,7 +20,8 @@ var checkpointScript string
 // slowly is the rate, in bytes a second, of the save that is killed: it would take many seconds.
 const slowly = "4e6"
 
-// checkpoints saves weights on the CPU, kills the process that saves the next ones, and loads and verifies what is there.
+// checkpoints saves weights on the CPU, kills the process that saves the next ones, and loads and verifies the
+// checkpoints.
 func (d *demo) checkpoints(ctx context.Context) error {
 	python := os.Getenv("HBMFS_PYTHON")
 	if python == "" {

@@ -35,7 +35,7 @@ func main() {
 	}
 }
 
-// run plays the demo. Whatever fails, it leaves nothing mounted and no file behind.
+// run plays the demo. Also after a failure it leaves nothing mounted and no file behind.
 func run(ctx context.Context, args []string, out io.Writer) (err error) {
 	flags := flag.NewFlagSet("demo", flag.ContinueOnError)
 	program := flags.String("hbmfs", "bin/hbmfs", "the `program` to show")
@@ -155,7 +155,7 @@ func (d *demo) play(ctx context.Context, text string, limit int64) (err error) {
 
 func (d *demo) say(format string, args ...any) { fmt.Fprintf(d.out, format+"\n", args...) }
 
-// show runs an hbmfs command and shows what it prints, indented. Its progress goes to the terminal.
+// show runs an hbmfs command and shows its output, indented. Its progress goes to the terminal.
 func (d *demo) show(ctx context.Context, args ...string) error {
 	cmd := d.binary.Command(ctx, args...)
 	cmd.Stderr = os.Stderr
@@ -170,7 +170,7 @@ func (d *demo) show(ctx context.Context, args ...string) error {
 }
 
 // pickSources takes the tree's directories in order of name until they hold limit bytes of Go source. The
-// compilers below cmd and what is vendored are left out: much of it is generated tables.
+// compilers below cmd and vendored code are left out: much of it is generated tables.
 func pickSources(tree string, limit int64) (dirs []string, total int64, err error) {
 	entries, err := os.ReadDir(tree)
 	if err != nil {

@@ -133,7 +133,7 @@ func hashFiles(ctx context.Context, paths ...string) (digest, error) {
 	return digest{h.Sum(nil), size}, nil
 }
 
-// hashView hashes what follows the header of a .npy file, and checks that the header promises just that.
+// hashView hashes the data behind the header of a .npy file, and checks that the header promises just that.
 func hashView(ctx context.Context, path string) (digest, error) {
 	start, header, err := npyHeader(path)
 	if err != nil {

@@ -1,9 +1,9 @@
-// Command drain measures hbmfs checkpoint drain beside rclone copy, and what it costs programs that write to the same disk.
+// Command drain measures hbmfs checkpoint drain beside rclone copy, and its cost for programs that write to the same disk.
 //
 //	go run ./tests/bench/drain --hbmfs bin/hbmfs --rclone rclone [--dir DIR] [--rounds 5] [--writes]
 //
-// The S3 server is this program: it counts what it gets and forgets it, so that the clients are measured. One round has each client
-// copy one checkpoint to a new place, in turn.
+// The S3 server is this program: it counts and drops its input, so that the clients are measured. One round has each client copy
+// one checkpoint to a new place, in turn.
 //
 // With --writes a program writes files of 1 GiB past the page cache and syncs them, as training that saves does, alone and beside a drain
 // that reads from the disk, in turn.

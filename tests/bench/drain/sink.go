@@ -22,7 +22,7 @@ type sink struct {
 	server *http.Server
 	bytes  atomic.Int64
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	objects map[string]kept
 	uploads map[string]map[int]part
 	ids     atomic.Int64
@@ -97,7 +97,7 @@ func (s *sink) put(w http.ResponseWriter, r *http.Request, key, upload, number s
 	if err != nil {
 		return
 	}
-	sum, etag := r.Header.Get("X-Amz-Checksum-Crc32c"), fmt.Sprintf("%x", md5.Sum(body.text)) // of what is not kept, any will do
+	sum, etag := r.Header.Get("X-Amz-Checksum-Crc32c"), fmt.Sprintf("%x", md5.Sum(body.text)) // of dropped data, any will do
 	if sum != "" {
 		w.Header().Set("X-Amz-Checksum-Crc32c", sum)
 	}

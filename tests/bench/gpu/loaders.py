@@ -1,4 +1,4 @@
-"""Weights into one GPU by hbmfs and by its peers, every loader in turn in one run: the table of docs/benchmarks-gpu.md.
+"""Weights into one GPU by hbmfs and by its peers, every loader in turn in one run: the table of docs/benchmarks.md.
 
     loaders.py [--gb 15] [--shards 4] [--dir DIR] [--tmpfs /dev/shm] [--rounds 5] [--json FILE] [--threads 8x4,12x2]
 

@@ -1,4 +1,4 @@
-"""plot.py PAGE.md PLOT.svg: draw the first table of docs/benchmarks-gpu.md, the rates as parts of the pinned copy.
+"""plot.py PAGE.md PLOT.svg: draw the table of docs/benchmarks.md below "Paths into HBM", the rates as parts of the pinned copy.
 
 The page is written by hand from what tests/bench/gpu/run.sh printed, so the plot is made of the page: they cannot differ.
 """
@@ -11,9 +11,9 @@ WIDTH, LABELS, ROW, BAR, TOP = 960, 360, 26, 16, 44
 
 
 def rows(page: str) -> list[tuple[str, float, float]]:
-    """Return (name, GB/s, part of the wall) for each row of the first table."""
+    """Return (name, GB/s, part of the wall) for each row of the first table of the section."""
     out = []
-    for line in page.splitlines():
+    for line in page.partition("\n## Paths into HBM\n")[2].splitlines():
         if out and not line.startswith("|"):
             break
         cells = [c.strip() for c in line.strip("|").split("|")]
@@ -49,7 +49,7 @@ def main() -> None:
     with open(page, encoding="utf-8") as f:
         table = rows(f.read())
     if not table:
-        sys.exit(f"plot.py: {page} has no table with five columns and rates")
+        sys.exit(f"plot.py: {page} has no table with five columns and rates below 'Paths into HBM'")
     with open(plot, "w", encoding="utf-8") as f:
         f.write(svg(table))
 

@@ -1,4 +1,4 @@
-"""table.py RESULT.json...: a Markdown table of what `hbmfs bench --json` measured, as docs/benchmarks-gpu.md has them.
+"""table.py RESULT.json...: a Markdown table of what `hbmfs bench --json` measured, as docs/benchmarks.md has them.
 
     hbmfs bench --json FILE >result.json
     python3 tests/bench/gpu/table.py result.json

@@ -1,4 +1,4 @@
-// Command many measures what a dataset costs its origin when many nodes read it at once, with caches before it and without.
+// Command many measures a dataset's load on its origin when many nodes read it at once, with caches before it and without.
 //
 //	go run ./tests/bench/many --hbmfs bin/hbmfs [--nodes 8] [--caches 2] [--size 4294967296] [--rate 200e6] [--latency 25ms]
 //	  [--netns] [--rclone rclone --s3server .cache/s3server] [--replay]

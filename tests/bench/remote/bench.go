@@ -98,7 +98,7 @@ func sizes(files []string) (total int64) {
 	return total
 }
 
-// warm measures what comes after the first read.
+// warm measures reads after the first.
 func (b *bench) warm(r *round, file string, segments []string) (err error) {
 	if _, err = b.read(file); err != nil { // the kernel's own pages of the first read were of the mount
 		return err

@@ -35,7 +35,7 @@ type way struct {
 
 // decode compares first reads of compressed shards through mounts with the library that decodes them: its own parallel
 // decoder, one shard after the other; as many shards at once as there are CPUs; and the same with the least that a mount
-// does besides, which is to hash, sum and write what comes, and to read it once. The order changes from round to round.
+// does besides: to hash, sum and write the bytes, and to read them once. The order changes from round to round.
 func (b *bench) decode(ctx context.Context, shards int, sum string, rounds int) (err error) {
 	d := &decoding{bench: b, source: filepath.Join(b.work, "shards"), sum: sum}
 	if d.bytes, err = writeShards(d.source, shards, sum); err != nil {
@@ -56,7 +56,7 @@ func (b *bench) decode(ctx context.Context, shards int, sum string, rounds int) 
 	for round := range rounds {
 		for i := range ways {
 			at := (i + round) % len(ways)
-			unix.Sync() // so that nobody writes what those before left to be written
+			unix.Sync() // so that no run writes an earlier run's dirty pages
 			took, cpu, err := ways[at].run(ctx)
 			if err != nil {
 				return fmt.Errorf("%s: %w", ways[at].name, err)
@@ -144,7 +144,7 @@ func (d *decoding) decodeOne(name string, concurrency int, keep bool) (n int64, 
 	return io.CopyBuffer(struct{ io.Writer }{io.Discard}, struct{ io.Reader }{out}, make([]byte, 1<<20))
 }
 
-// ownCPU is what this process has taken.
+// ownCPU is the processor time of this process.
 func ownCPU() time.Duration {
 	var r unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_SELF, &r); err != nil {

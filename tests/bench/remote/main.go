@@ -1,5 +1,5 @@
-// Command remote measures the first read of a remote object through a mount, and later ones, beside what the network and
-// the disk give without it.
+// Command remote measures the first read of a remote object through a mount, and later ones, beside the rates of network
+// and disk without it.
 //
 //	go run ./tests/bench/remote --hbmfs bin/hbmfs [--rounds 5] [--latency 25ms] [--rate 90e6] [--rivals | --random | --decode]
 //
@@ -65,7 +65,7 @@ func run(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, b.close()) }()
-	streams := []string{"--vfs-read-chunk-streams", "16", "--vfs-read-chunk-size", "4M"} // what its documentation names for S3
+	streams := []string{"--vfs-read-chunk-streams", "16", "--vfs-read-chunk-size", "4M"} // the settings of its documentation for S3
 	switch {
 	case *decode:
 		return b.decode(ctx, *shards, *sum, *rounds)

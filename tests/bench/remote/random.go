@@ -27,7 +27,7 @@ const (
 	loaders    = 8    // that read at once, as a loader's workers do
 	step       = 32   // samples of a training step
 	stepTime   = 100 * time.Millisecond
-	planAhead  = 512             // samples: so far goes a plan beyond what was read
+	planAhead  = 512             // samples: so far goes a plan beyond the reads
 	planLead   = 2 * time.Second // between the plan and the first step
 )
 
@@ -47,14 +47,14 @@ func randomSamples(seed uint64) []sample {
 
 func objectName(i int) string { return fmt.Sprintf("shard-%02d.bin", i) }
 
-// outcome is what one run of random reads came to.
+// outcome is the result of one run of random reads.
 type outcome struct {
 	took    time.Duration // to the last sample
 	fetched float64       // bytes that the server sent, since the mount, for each byte that was read
 	waits   []time.Duration
 }
 
-// randomly compares random reads through mounts, and what a plan changes.
+// randomly compares random reads through mounts, with a plan and without.
 func (b *bench) randomly(ctx context.Context, rivals []contender, rounds int) (err error) {
 	s, err := b.bucket()
 	if err != nil {
@@ -195,7 +195,7 @@ func planned(ctx context.Context, files []*os.File, list []sample, waits []time.
 	return g.Wait()
 }
 
-// plan tells the mount of samples in the order of their reading, a bounded number ahead of what was read.
+// plan tells the mount of samples in the order of their reading, a bounded number ahead of the read data.
 func plan(ctx context.Context, files []*os.File, list []sample, read *atomic.Int64) error {
 	for i := 0; i < len(list); {
 		err := error(unix.EAGAIN)

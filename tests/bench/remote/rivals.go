@@ -21,7 +21,7 @@ import (
 // contender mounts the bucket of a server.
 type contender struct {
 	name string
-	// mount mounts at dir/mnt and keeps what it keeps in dir.
+	// mount mounts at dir/mnt and keeps its files in dir.
 	mount func(ctx context.Context, dir, url string) (*running, error)
 }
 
@@ -32,7 +32,7 @@ type running struct {
 	end   func() error // unmounts
 }
 
-// cpu is what the process has taken so far.
+// cpu is the process's processor time so far.
 func (r *running) cpu() (time.Duration, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", r.pid))
 	if err != nil {
@@ -66,7 +66,7 @@ func mountCached(ctx context.Context, binary, source, dir string, flags ...strin
 		if err := command(context.WithoutCancel(ctx), binary, "umount", point); err != nil || r.pid == 0 {
 			return err
 		}
-		if !blackbox.Within(time.Minute, func() bool { return blackbox.Ended(r.pid) }) { // it may still publish what came
+		if !blackbox.Within(time.Minute, func() bool { return blackbox.Ended(r.pid) }) { // it may still publish segments
 			return fmt.Errorf("the mount's process %d has not ended within a minute", r.pid)
 		}
 		return nil
@@ -92,7 +92,7 @@ func rclone(name, binary string, flags ...string) contender {
 	}}
 }
 
-// s3fs has -o multipart_size and parallel_count at what lets it ask for 16 parts at once.
+// s3fs has -o multipart_size and parallel_count at values that let it ask for 16 parts at once.
 func s3fs(binary string) contender {
 	return contender{"s3fs", func(ctx context.Context, dir, url string) (*running, error) {
 		return foreground(ctx, dir, binary, bucket, filepath.Join(dir, "mnt"), "-f", "-o", "ro,use_path_request_style,url="+url+",endpoint="+region,
@@ -141,7 +141,7 @@ func command(ctx context.Context, binary string, args ...string) error {
 	return nil
 }
 
-// with runs do on a new mount with an empty cache, and leaves nothing of it: also not what the disk has still to write.
+// with runs do on a new mount with an empty cache, and leaves nothing of it, no dirty pages either.
 func (c contender) with(ctx context.Context, work, url string, do func(*running) error) (err error) {
 	dir, err := os.MkdirTemp(work, "c-")
 	if err != nil {

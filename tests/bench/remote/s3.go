@@ -67,8 +67,8 @@ func awsKeys() []string {
 	return []string{"AWS_ACCESS_KEY_ID=" + accessKey, "AWS_SECRET_ACCESS_KEY=" + secretKey, "AWS_REGION=" + region}
 }
 
-// proxy is a way to the S3 server: a TCP port that is as far away as it is told to be, and counts what it sends. It moves
-// bytes by splice, since it shares its CPUs with what it measures.
+// proxy is a way to the S3 server: a TCP port with a set delay, which counts the bytes that it sends. It moves bytes by
+// splice, since it shares its CPUs with the measured program.
 type proxy struct {
 	url     string
 	sent    atomic.Int64 // to clients, bytes
@@ -114,7 +114,7 @@ func (p *proxy) serve(client net.Conn) {
 		_ = client.Close() // the caller sees that
 		return
 	}
-	shut := func() { _ = errors.Join(client.Close(), server.Close()) } // what one side has not got is asked for again
+	shut := func() { _ = errors.Join(client.Close(), server.Close()) } // bytes that one side has not got are asked for again
 	stop := context.AfterFunc(p.ctx, shut)
 	defer stop()
 	p.wg.Go(func() {

@@ -62,7 +62,7 @@ func (w *slow) Write(p []byte) (int, error) {
 }
 
 // ReadFrom copies in pieces, each of which waits for its time. They are large, since this program shares its CPUs with
-// what it measures.
+// the measured one.
 func (w *slow) ReadFrom(r io.Reader) (n int64, err error) {
 	buf := make([]byte, 512<<10)
 	for {

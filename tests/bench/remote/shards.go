@@ -21,14 +21,14 @@ const (
 	tokensPerSample = 4096
 )
 
-// shardFile is what an index says of a file.
+// shardFile is an index's entry of a file.
 type shardFile struct {
 	Basename string            `json:"basename"`
 	Bytes    int               `json:"bytes"`
 	Hashes   map[string]string `json:"hashes"`
 }
 
-// shardEntry is what an index says of a shard of MDS.
+// shardEntry is an index's entry of a shard of MDS.
 type shardEntry struct {
 	Version     int       `json:"version"`
 	Format      string    `json:"format"`
@@ -86,7 +86,7 @@ func writeShards(dir string, count int, sum string) (bytes int64, err error) {
 	return bytes, os.WriteFile(filepath.Join(dir, "index.json"), index, 0o644)
 }
 
-// shardOf makes a shard of MDS: the number of samples (u32), where each begins and the last ends (u32), what they are
+// shardOf makes a shard of MDS: the number of samples (u32), where each begins and the last ends (u32), their columns
 // (JSON), and the samples. mosaicml/streaming, base/format/mds.
 func shardOf(r *rand.Rand, text []byte) []byte {
 	const about = `{"column_encodings": ["ndarray:uint16:4096"], "column_names": ["tokens"], "column_sizes": [8192], "compression": "zstd:3", "format": "mds", "hashes": [], "size_limit": 67108864, "version": 2}`

@@ -31,7 +31,7 @@ type way struct {
 	read  func(context.Context, *soak, []span) error
 }
 
-// fetchUnit is what a cache fetches at least, bytes: the block of cache/store.
+// fetchUnit is the least that a cache fetches, in bytes: the block of cache/store.
 const fetchUnit = 32 << 10
 
 func ways() []way {
@@ -206,7 +206,7 @@ func each(ctx context.Context, goroutines, n int, do func(i int) error) error {
 	return g.Wait()
 }
 
-// planned says of each file what will be read of it, up to 256 spans before it is.
+// planned announces the reads of each file, up to 256 spans ahead.
 func planned(ctx context.Context, s *soak, spans []span) error {
 	const lead = 256
 	open := func(i int) (*os.File, error) { return os.Open(filepath.Join(s.point, objectName(i))) }
@@ -276,7 +276,7 @@ func pastMount(ctx context.Context, s *soak, spans []span) error {
 	})
 }
 
-// prefetched says 64 spans before what it will read.
+// prefetched announces its reads 64 spans ahead.
 func prefetched(ctx context.Context, s *soak, spans []span) error {
 	const lead = 64
 	return s.byReaders(ctx, func(ctx context.Context, i int, files []*cufile.File) error {

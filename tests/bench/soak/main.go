@@ -9,8 +9,8 @@
 // that they were given leased. It ends with exit code 1 if a byte was wrong, a read failed, or memory, descriptors or
 // the disk's space grew.
 //
-// With --amplification it counts what the origin serves for each byte that is read, in several ways, by caches of a tenth
-// of the dataset and of twice as much.
+// With --amplification it counts the origin's bytes for each byte that is read. It reads in several ways, by caches of a
+// tenth of the dataset and of twice as much.
 package main
 
 import (

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// result is what a soak has seen.
+// result holds a soak's figures.
 type result struct {
 	began           time.Time
 	took            time.Duration
@@ -21,8 +21,8 @@ type result struct {
 	samples         []sample
 }
 
-// third gives the median of a figure over one third of the samples, the first of which is left out of the first third:
-// what grows from the second to the last has not settled.
+// third gives the median of a figure over one third of the samples, the first of which is left out of the first third.
+// A figure that grows from the second to the last has not settled.
 func (r *result) third(i int, of func(sample) int64) int64 {
 	n := len(r.samples)
 	part := r.samples[n*i/3 : n*(i+1)/3]
@@ -37,7 +37,7 @@ func (r *result) third(i int, of func(sample) int64) int64 {
 	return x[len(x)/2]
 }
 
-// noLimit is the slack of what is bounded otherwise.
+// noLimit is the slack of figures that are bounded otherwise.
 const noLimit = 1 << 40
 
 // figure is something that must stay flat.

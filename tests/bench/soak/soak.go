@@ -20,7 +20,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/observe/status"
 )
 
-// soak is the origin, the mount, and what was seen.
+// soak is the origin, the mount, and the figures.
 type soak struct {
 	config
 	work, cache, point string
@@ -126,7 +126,7 @@ func (s *soak) check(object int, got []byte, off int64) {
 	}
 }
 
-// forgetRange has the kernel drop its pages of what was read.
+// forgetRange has the kernel drop its pages of the read data.
 func (s *soak) forgetRange(object int, off, n int64) {
 	f, err := os.Open(filepath.Join(s.point, objectName(object)))
 	if err == nil {

@@ -1,4 +1,4 @@
-// Package powerloss is a disk that knows what a power loss would leave, for tests of what must be on the disk when.
+// Package powerloss is a disk that can show its contents after a power loss, for tests of durability.
 //
 //	func TestMain(m *testing.M) { powerloss.ServeChild(); ... } // in the test's child
 //
@@ -45,7 +45,7 @@ type disk struct {
 	gofs.Inode
 	losses string // directory of the images
 
-	mu           sync.Mutex // guards what follows
+	mu           sync.Mutex // guards the fields below
 	now, durable []byte
 	dirty        map[int64]bool // blocks that are not durable
 	lost         int            // images so far
@@ -135,7 +135,8 @@ func (d *disk) Fsync(context.Context, gofs.FileHandle, uint32) syscall.Errno {
 	return 0
 }
 
-// lose writes an image of what a power loss would leave now: of what is not durable, each block or not. d.mu is held.
+// lose writes an image of the disk after a power loss now. Of the blocks that are not durable, any may be missing.
+// d.mu is held.
 func (d *disk) lose() (err error) {
 	d.lost++
 	f, err := os.Create(filepath.Join(d.losses, fmt.Sprintf("lost-%03d", d.lost)))
@@ -204,7 +205,7 @@ func (p *Disk) answer(t *testing.T, want string) {
 	}
 }
 
-// Losses gives images of what power losses would have left so far, the last one of what one would leave now.
+// Losses gives images of the disk after power losses so far, the last one after a loss now.
 func (p *Disk) Losses(t *testing.T) []string {
 	t.Helper()
 	_, err := io.WriteString(p.ask, "lose\n")
@@ -222,7 +223,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// detach takes away what is mounted on dir, if anything is.
+// detach removes the mounts on dir, if there are any.
 func detach(dir string) error {
 	if mounted, err := blackbox.IsMounted(dir); err != nil || !mounted {
 		return err

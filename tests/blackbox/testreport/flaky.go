@@ -15,7 +15,7 @@ import (
 )
 
 // A failed test runs once more, alone, when all others have ended. If it passes, it is flaky: the run stays green and shows it. That is for assertions and
-// bounds of time only. What follows here says which failures count at once.
+// bounds of time only. The rules below say which failures count at once.
 
 // mostFlaky is how many flaky tests a green run may have.
 const mostFlaky = 3
@@ -23,7 +23,7 @@ const mostFlaky = 3
 // mostAgain is how many failed tests run again. More have a common cause, and would take long.
 const mostAgain = 12
 
-// grave has the words of failures that never run again, and what they are called.
+// grave has the words of failures that never run again, and their names.
 //
 // A test that finds other bytes than it wants says so in one of these words, or in a branch whose condition compares bytes: see comparesBytes.
 //
@@ -115,7 +115,7 @@ func usesBytes(of ast.Node) (uses bool) {
 	return uses
 }
 
-// pytestRun is what pytest said in the output of a Go test that ran it.
+// pytestRun is pytest's report in the output of a Go test that ran it.
 type pytestRun struct {
 	failed   []string // tests, as pytest names them
 	failures string   // its section of that name
@@ -162,7 +162,7 @@ func (c candidate) String() string {
 	return strings.Join(append([]string{c.pkg, c.test}, c.python...), " ")
 }
 
-// pattern is what -run takes for this test alone.
+// pattern is -run's argument for this test alone.
 func (c candidate) pattern() string {
 	names := strings.Split(c.test, "/")
 	for i, name := range names {

@@ -15,7 +15,7 @@ import (
 const toolexecVerb = "toolexec"
 
 // toolexecMain runs a tool: arguments are the directory of linked programs, the tool, and the tool's own. go test links every package's tests
-// anew, also where nothing has changed, which takes one to three seconds each under the race detector. So what was linked last is kept for each
+// anew, also where nothing has changed, which takes one to three seconds each under the race detector. So the last linked test is kept for each
 // package, under the ID that go gives to all that goes into it.
 func toolexecMain(args []string) int {
 	if len(args) < 2 {
@@ -64,7 +64,7 @@ func execTool(tool string, args []string) int {
 	return 1
 }
 
-// keep keeps what was linked for a package, in the place of what was kept before.
+// keep keeps the linked test of a package, in the place of an older one.
 func keep(base, id, linked string) error {
 	before, err := filepath.Glob(base + "*")
 	if err != nil {
@@ -84,7 +84,7 @@ func keep(base, id, linked string) error {
 	return err
 }
 
-// copyFile copies a file. go writes into what was linked, so that a link to it would not do.
+// copyFile copies a file. go writes into the linked file, so that a link to it would not do.
 func copyFile(from, to string) error {
 	in, err := os.Open(from)
 	if err != nil {

@@ -1,8 +1,8 @@
-// Command testreport runs `go test` and says in plain words what happened.
+// Command testreport runs `go test` and reports the outcome in plain words.
 //
-// It prints one line for each package, the output of what failed, the reason of every skip, and as the last
+// It prints one line for each package, the output of failed tests, the reason of every skip, and as the last
 // line `N passed, N failed, N skipped`. It fails when a test failed, when nothing ran, and when a test listed
-// by --must-not-skip (see must.go) skipped or is gone although the machine has what that test needs.
+// by --must-not-skip (see must.go) skipped or is gone although the machine has the tools that it needs.
 //
 // Each package has a limit of time (--limits, see limits.go), and so has the run (--whole). Of ./... the longest packages come first. At its end the tests print their goroutines, and
 // testreport names those that hang (see supervise.go). A failed assertion runs once more, alone; where it passes then, the line before the last
@@ -125,7 +125,7 @@ const seedEnv = "HBMFS_SEED"
 // runner runs `go test`.
 type runner struct {
 	exec    string    // value of -exec
-	link    []string  // -toolexec and its value, where what is linked is kept
+	link    []string  // -toolexec and its value, where linked tests are kept
 	end     time.Time // of the whole run
 	signals <-chan os.Signal
 	stopped error // why go test did not run all

@@ -10,7 +10,7 @@ import (
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
-// requirement is a test that must run where the machine has what it needs.
+// requirement is a test that must run where the machine has its tools.
 type requirement struct {
 	pkg   string // path below the module, such as "fs"
 	test  string // a top-level test's name
@@ -55,7 +55,7 @@ func parseRequirements(text string) ([]requirement, error) {
 	return list, nil
 }
 
-// unmet says which requirements were not kept, given what this machine has.
+// unmet says which requirements were not kept, given this machine's tools.
 //
 // A subtest that skipped counts as its parent's skip: a table of formats must not lose one in silence.
 func unmet(list []requirement, r *results, has func(need string) bool) []string {

@@ -95,7 +95,7 @@ func (r *results) add(e event) {
 			return
 		}
 		if e.Action == "pass" {
-			delete(r.output, k) // what a passing test printed helps nobody
+			delete(r.output, k) // the output of a passing test helps nobody
 		} else {
 			r.packs[e.Package] = append(r.packs[e.Package], e.Test)
 		}

@@ -19,7 +19,7 @@ import (
 // superviseVerb makes this program the parent of a package's tests: `go test -exec` runs it.
 const superviseVerb = "supervise"
 
-// marker is a variable that all processes have that a package's tests started, in whatever session.
+// marker is a variable of all processes that a package's tests started, in any session.
 const marker = "HBMFS_TESTREPORT"
 
 // overtime, in the output of a package's tests, says that they were ended when their time was over. [hungMark] is Go's own word for it.
@@ -177,7 +177,7 @@ func (s *supervised) endAll() {
 	}
 }
 
-// started lists the processes that have the tests' marker, in whatever group or session.
+// started lists the processes that have the tests' marker, in any group or session.
 func (s *supervised) started() (pids []int) {
 	all, _ := filepath.Glob("/proc/[0-9]*/environ") // the pattern is sound
 	for _, name := range all {

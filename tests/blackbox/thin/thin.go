@@ -62,7 +62,7 @@ func New(t testing.TB, kind, memory, dir string) *Disk {
 	return d
 }
 
-// Starve takes the blocks of a file from the disk. What is written to them from now on is lost.
+// Starve takes the blocks of a file from the disk. Writes to them from now on are lost.
 func (d *Disk) Starve(t testing.TB, file string) {
 	t.Helper()
 	f, err := os.Open(file)
@@ -119,7 +119,7 @@ func Lose(t testing.TB, image, file string, offset, n uint64) {
 	t.Fatalf("%s has no piece of %d bytes at %d", file, n, offset)
 }
 
-// Feed has the disk get blocks again. What was lost stays lost.
+// Feed has the disk get blocks again. Lost writes stay lost.
 func (d *Disk) Feed(t testing.TB) {
 	t.Helper()
 	if err := os.Remove(filepath.Join(d.memory, "filler")); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -158,7 +158,7 @@ func extents(t testing.TB, f *os.File) []extent {
 	return m.Extents[:m.Mapped]
 }
 
-// Forget has the kernel write all back, and drop what it has cached of files that are not open, pages and inodes.
+// Forget has the kernel write all back, and drop cached pages and inodes of files that are not open.
 func (d *Disk) Forget(t testing.TB) {
 	t.Helper()
 	f, err := os.Open(d.Dir)

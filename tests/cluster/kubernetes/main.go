@@ -1,7 +1,7 @@
-// Kubernetes is the programs of a cluster in one: `kubernetes kubelet`, `kubernetes kube-apiserver` and so on are what
-// Kubernetes' own programs of those names are. One program is linked once, where five would be linked five times.
+// Kubernetes is the programs of a cluster in one: `kubernetes kubelet`, `kubernetes kube-apiserver` and so on are
+// Kubernetes' own programs of those names. One program is linked once, where five would be linked five times.
 //
-// It is a module of its own so that its dependencies, and what it replaces, never become ours.
+// It is a module of its own so that its dependencies and replacements never become ours.
 package main
 
 import (

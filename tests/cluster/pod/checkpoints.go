@@ -19,7 +19,7 @@ const (
 	shardSize = 5<<20 + 123
 )
 
-// checkpoint does what a program does in a checkpoint volume. known is false for other orders.
+// checkpoint acts as a program in a checkpoint volume. known is false for other orders.
 func (s *server) checkpoint(what, name string, a *answer) (known bool, err error) {
 	path := filepath.Join(root, name)
 	switch what {
@@ -56,7 +56,7 @@ func (s *server) checkpoint(what, name string, a *answer) (known bool, err error
 	return true, err
 }
 
-// content is what the file of a checkpoint has. Readers know it by the file's name in the volume.
+// content is the text of a checkpoint's file. Readers know it by the file's name in the volume.
 func content(name string) []byte {
 	p := make([]byte, shardSize)
 	fill(p, filepath.Join(name, shard), 0)

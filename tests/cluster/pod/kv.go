@@ -12,20 +12,20 @@ import (
 	"github.com/hbmfs/hbmfs/cufile/kv"
 )
 
-// A batch is what an order is about: the blocks NAME-0 to NAME-15 of a namespace, each of blockBytes.
+// A batch is the object of an order: the blocks NAME-0 to NAME-15 of a namespace, each of blockBytes.
 const (
 	blockBytes = 64 << 10
 	batch      = 16
 )
 
-// engine is what the pod has of a namespace.
+// engine is the pod's state of a namespace.
 type engine struct {
 	store  *kv.Store
 	tokens []uint64       // of pins
-	rest   []func() error // writes what half has left
+	rest   []func() error // writes the rest of half
 }
 
-// kv does what an engine does with a batch, which file names: NAMESPACE/NAME. known is false for other orders.
+// kv acts as an engine on a batch, which file names: NAMESPACE/NAME. known is false for other orders.
 func (s *server) kv(what, file string, a *answer) (known bool, err error) {
 	order, known := strings.CutPrefix(what, "kv-")
 	if !known {
@@ -46,7 +46,7 @@ func (s *server) kv(what, file string, a *answer) (known bool, err error) {
 		a.Blocks, err = e.get(name)
 	case "pin":
 		a.Blocks, err = e.pin(name)
-	case "unpin": // what was pinned last
+	case "unpin": // the last pins
 		a.Blocks, err = count(e.store.Unpin(e.tokens, nil))
 	case "half":
 		err = e.half(space, name)
@@ -92,7 +92,7 @@ func blocksOf(name string) (blocks []kv.Block) {
 	return blocks
 }
 
-// count waits for a request, and counts its blocks by what became of them, and by the tiers between which they were moved.
+// count waits for a request, and counts its blocks by outcome, and by the tiers between which they were moved.
 func count(q *kv.Request, err error) (map[string]int64, error) {
 	if err != nil {
 		return nil, err

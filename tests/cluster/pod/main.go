@@ -1,5 +1,5 @@
-// Command pod is what the pods of the cluster's tests run, and the pause container beside them. It reads the volume at /data: through
-// the mount, by a mapping, and past FUSE from the backing files that the control channel gives.
+// Command pod is the program in the pods of the cluster's tests, and the pause container beside them. It reads the volume at /data:
+// through the mount, by a mapping, and past FUSE from the backing files that the control channel gives.
 //
 //	pod pause                        wait for a signal, as Kubernetes' own pause does
 //	pod write DIR SIZE NAME...       make files whose bytes follow from their names
@@ -126,7 +126,7 @@ func fill(p []byte, name string, off int64) {
 // root is where the volume is.
 const root = "/data"
 
-// server does what the tests ask, one thing after the other.
+// server serves the requests of the tests, one after the other.
 type server struct {
 	mu    sync.Mutex
 	first int64 // nanoseconds of the clock when the first byte was there
@@ -176,11 +176,11 @@ func serve(first string) error {
 	return <-ended
 }
 
-// answer is what came of something.
+// answer is the outcome of a request.
 type answer struct {
 	Error   string   `json:"error"`   // it failed
-	Wrong   string   `json:"wrong"`   // a byte differed: what must never be
-	SHA256  string   `json:"sha256"`  // of what was read
+	Wrong   string   `json:"wrong"`   // a byte differed, which must never happen
+	SHA256  string   `json:"sha256"`  // of the read data
 	Bytes   int64    `json:"bytes"`   // read well
 	Past    int64    `json:"past"`    // of those past FUSE
 	First   int64    `json:"first"`   // when the first byte was there, in nanoseconds of the clock

@@ -18,7 +18,7 @@ import (
 	"github.com/hbmfs/hbmfs/control"
 )
 
-// patience bounds what the control channel is asked for.
+// patience bounds the requests to the control channel.
 const patience = time.Minute
 
 // wrongError says that bytes were read which are not the file's.
@@ -26,7 +26,7 @@ type wrongError struct{ text string }
 
 func (e *wrongError) Error() string { return e.text }
 
-// compare compares what was read at off.
+// compare compares the bytes read at off.
 func compare(name string, got []byte, off int64, how string) error {
 	start := off &^ 7
 	want := make([]byte, off-start+int64(len(got)))
@@ -74,7 +74,7 @@ func hash(path, name string) (text string, n int64, err error) {
 	return fmt.Sprintf("%x", h.Sum(nil)), n, err
 }
 
-// past reads a file past FUSE, from its backing files, but for what is not on this node yet.
+// past reads a file past FUSE, from its backing files, except for ranges that are not on this node yet.
 func past(path, name string) (text string, n, bypassed int64, err error) {
 	h, err := hold(path, name)
 	if err != nil {
@@ -89,7 +89,7 @@ func past(path, name string) (text string, n, bypassed int64, err error) {
 	return fmt.Sprintf("%x", s.Sum(nil)), n, bypassed, err
 }
 
-// held is what a reader holds of a file: an open file, a mapping, and backing files.
+// held is a reader's hold on a file: an open file, a mapping, and backing files.
 type held struct {
 	file     *os.File
 	mapping  []byte
@@ -141,7 +141,7 @@ func hold(path, name string) (h *held, err error) {
 	return h, nil
 }
 
-// bypass reads every extent from its backing file, in order, and counts what came so.
+// bypass reads every extent from its backing file, in order, and counts the bytes.
 func (h *held) bypass(name string, do func(p []byte)) (n int64, err error) {
 	for _, e := range h.extents {
 		for k := range e.Count {
@@ -237,7 +237,7 @@ func (l *loop) run(pass func(did func(n int)) error) {
 		}
 		l.errors.Add(1)
 		l.first.CompareAndSwap(nil, &text)
-		time.Sleep(10 * time.Millisecond) // what fails fails at once, and would fill a CPU
+		time.Sleep(10 * time.Millisecond) // a failing read fails at once, and would fill a CPU
 	}
 }
 

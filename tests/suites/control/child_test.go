@@ -23,7 +23,7 @@ import (
 	"github.com/hbmfs/hbmfs/control"
 )
 
-// childVerb in the environment makes this program do one thing and end: what must happen as another user, or may die.
+// childVerb in the environment makes this program do one thing and end, for acts that need another user, or may die.
 const childVerb = "HBMFS_TEST_CHILD"
 
 // runChild prints what came of it, or the name of the errno.

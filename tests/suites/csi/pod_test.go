@@ -43,7 +43,7 @@ type order struct {
 
 type answer struct {
 	Error   string        `json:"error"`   // it failed
-	Wrong   string        `json:"wrong"`   // a byte differed: what must never be
+	Wrong   string        `json:"wrong"`   // a byte differed, which must never happen
 	Bytes   int64         `json:"bytes"`   // read well
 	Passes  int           `json:"passes"`  // through the whole file
 	Errors  int           `json:"errors"`  // of a loop

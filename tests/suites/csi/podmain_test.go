@@ -161,7 +161,7 @@ type wrongError struct{ text string }
 
 func (e *wrongError) Error() string { return e.text }
 
-// compare compares what was read at off.
+// compare compares the bytes read at off.
 func (p *program) compare(f file, got []byte, off int, how string) error {
 	want := p.content(f)
 	if off+len(got) > len(want) {
@@ -354,7 +354,7 @@ func (l *loop) run() {
 			l.first = err
 		}
 		l.mu.Unlock()
-		time.Sleep(time.Millisecond) // what fails fails at once, and would fill a CPU
+		time.Sleep(time.Millisecond) // a failing read fails at once, and would fill a CPU
 	}
 }
 

@@ -82,7 +82,7 @@ func lookupError(f *control.Found) error {
 	return f.Err
 }
 
-// held is what a reader holds of a file: what goes on although the daemon dies.
+// held is a reader's hold on a file: what goes on although the daemon dies.
 type held struct {
 	file     *os.File // opened in the mount
 	mapping  []byte

@@ -17,7 +17,7 @@ import (
 // shard is the file of each checkpoint that pods write.
 const shard = "shard.bin"
 
-// checkpoint does what a program does in a checkpoint volume. The order's file is the checkpoint, whose one file has that content.
+// checkpoint acts as a program in a checkpoint volume. The order's file is the checkpoint, whose one file has that content.
 func (p *program) checkpoint(o order, path string) (known bool, err error) {
 	switch o.Do {
 	case "begin": // through the kernel

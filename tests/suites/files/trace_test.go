@@ -36,7 +36,7 @@ func noTraces(t *testing.T) {
 type tracedSite struct {
 	*httptest.Server
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	parents []string   // traceparent of ranged requests
 }
 

@@ -86,6 +86,21 @@ func mountOfTwo(t *testing.T) (m *mounted, keeper int, stop func() *reader) {
 	return m, m.Status(t).Handover.PID, stop
 }
 
+// More daemons are killed in a row, before they serve, than may fail: that is no fault of theirs, and another goes on.
+func TestManyNextDaemonsAreKilled(t *testing.T) {
+	m, keeper, stop := mountOfTwo(t)
+	m.PID = m.Status(t).PID
+	known := map[int]bool{m.PID: true}
+	must(t, syscall.Kill(m.PID, syscall.SIGKILL))
+	for range 8 {
+		_ = syscall.Kill(m.nextDaemon(t, keeper, known), syscall.SIGKILL) // a spare that the keeper no longer wants may have ended
+	}
+	m.PID = m.Status(t).PID
+	for _, err := range stop().wrong {
+		t.Error(err)
+	}
+}
+
 // The next daemon is killed at any moment of taking over, once or twice: then another goes on.
 func TestNextDaemonIsKilled(t *testing.T) {
 	m, keeper, stop := mountOfTwo(t)

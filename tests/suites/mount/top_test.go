@@ -188,6 +188,7 @@ type dashboard struct {
 	Panels []struct {
 		ID      int    `json:"id"`
 		Title   string `json:"title"`
+		About   string `json:"description"`
 		Type    string `json:"type"`
 		GridPos struct {
 			X, Y, W, H int
@@ -214,6 +215,9 @@ func TestDashboard(t *testing.T) {
 			t.Errorf("panel %d %q of type %q: an id of its own, a title and a type are needed", p.ID, p.Title, p.Type)
 		}
 		ids[p.ID] = true
+		if p.Type != "row" && (len(strings.Fields(p.About)) < 5 || !strings.HasSuffix(p.About, ".")) {
+			t.Errorf("panel %q has no sentence that describes it: %q", p.Title, p.About)
+		}
 		for x := p.GridPos.X; x < p.GridPos.X+p.GridPos.W; x++ {
 			for y := p.GridPos.Y; y < p.GridPos.Y+p.GridPos.H; y++ {
 				if other := taken[[2]int{x, y}]; other != "" || x >= 24 {

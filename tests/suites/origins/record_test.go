@@ -137,7 +137,7 @@ func TestReplayOfAnotherVersion(t *testing.T) {
 	}
 }
 
-// A record that begins now ends with Ctrl-C, and is saved then. It has nothing of what was read before.
+// A record that begins now ends with Ctrl-C, and is saved then. It has nothing of the read data before.
 func TestRecordUntilInterrupted(t *testing.T) {
 	blackbox.NeedFUSE(t)
 	s := newHTTPSite(t)

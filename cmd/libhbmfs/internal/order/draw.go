@@ -19,7 +19,7 @@ func (a Wide) plus(b Wide) Wide {
 	return Wide{high, low}
 }
 
-// Source is a source of a mixture on a line of its targets, as python/hbmfs/data/_chairman.py has them: its next sample may come,
+// Source is a source of a mixture on a line of its targets, as python/hbmfs/data/_chairman.py has them. Its next sample may come,
 // and is due, at given numbers of samples.
 type Source struct {
 	May, Due         int64 // of its next sample
@@ -43,7 +43,7 @@ func (s *Source) step(time *int64, past *Wide) {
 	*past = rest
 }
 
-// Draw draws the samples after the first n, and gives how many: of the sources whose next sample may come, the one that is due
+// Draw draws the samples after the first n, and gives how many. Of the sources whose next sample may come, the one that is due
 // first. It stops behind one of a source that is due only beyond end, or never.
 func Draw(sources []Source, n, end int64, drawn []byte) int {
 	for i := range drawn {

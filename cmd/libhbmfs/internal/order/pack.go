@@ -2,7 +2,7 @@ package order
 
 import "fmt"
 
-// Documents are those of a dataset, or of a part of one: document d has the tokens from Borders[d] to Borders[d+1] of it, which begin
+// Documents are those of a dataset, or of a part of one. Document d has the tokens from Borders[d] to Borders[d+1] of it, which begin
 // at token Begins[d] of a file.
 type Documents struct {
 	Borders []int64
@@ -17,7 +17,7 @@ type Window struct {
 	Shuffle      []uint64 // and of that of the window's samples; none: as they were begun
 }
 
-// Samples is where a packing goes: the sequences of one sample after another, which are documents, parts of them, and the padding behind
+// Samples is where a packing goes: the sequences of one sample after another. They are documents, parts of them, and the padding behind
 // those of a sample. All but Borders have room for as many sequences, Borders for one more.
 type Samples struct {
 	Starts, Lengths, Documents []int64 // of each sequence: its first token in the file, its tokens, its document; of padding -1, tokens, -1

@@ -46,6 +46,9 @@ func (m *Machine) patience(otherwise time.Duration) time.Duration {
 
 // Aside asks the driver ("driver"), or looks at a path ("path", PATH), and writes a recording to w. It may hang.
 func Aside(ctx context.Context, args []string, w io.Writer) error {
+	if err := aside.Begin(w); err != nil {
+		return err
+	}
 	if len(args) == 2 && args[0] == "path" {
 		t, err := check.LookAt(ctx, args[1])
 		if err != nil {
@@ -82,11 +85,9 @@ type answer struct {
 // ask starts a process for a question that may hang.
 func (m *Machine) ask(ctx context.Context, args ...string) <-chan answer {
 	got := make(chan answer, 1)
-	ctx, cancel := context.WithTimeout(ctx, m.patience(asidePatience))
-	go func() {
-		defer cancel()
+	go func() { // ends shortly after patience is over
 		var s *check.Recording
-		out, err := aside.Output(ctx, slices.Concat(m.Aside, args)...)
+		out, err := aside.Output(ctx, m.patience(asidePatience), slices.Concat(m.Aside, args)...)
 		if err == nil {
 			s, err = check.Load(bytes.NewReader(out))
 		}

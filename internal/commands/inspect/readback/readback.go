@@ -16,7 +16,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/text/cli"
 )
 
-// Options say what is read, and how.
+// Options select the files to read, and how.
 type Options struct {
 	Reader   cufile.Options // the arena's size is settled here
 	Offset   int64

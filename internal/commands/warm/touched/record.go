@@ -24,7 +24,7 @@ const (
 	client      = "hbmfs warm"     // as the status of the mount names it
 )
 
-// Record is what was read of a mount. Save makes JSON of it.
+// Record lists the reads of a mount. Save makes JSON of it.
 type Record struct {
 	Format   int        `json:"hbmfs_record"`
 	Since    time.Time  `json:"since"`
@@ -50,7 +50,7 @@ func (r *Record) Bytes() (n int64) {
 	return n
 }
 
-// Take gives the record of the mount's daemon: what was read since it began.
+// Take gives the record of the mount's daemon: the reads since it began.
 func Take(ctx context.Context, mount string) (*Record, error) {
 	c, err := control.Dial(ctx, mount, client)
 	if err != nil {
@@ -64,8 +64,8 @@ func Take(ctx context.Context, mount string) (*Record, error) {
 	return k.end(), nil
 }
 
-// Watch records what is read from now on, for some time or until ctx ends. It goes on with the next daemon of the mount, and
-// counts a gap in the record then. Where none comes, it ends with what it has. begun is called when it begins, and when it goes on.
+// Watch records reads from now on, for some time or until ctx ends. It goes on with the next daemon of the mount, and counts a gap
+// in the record then. Where none comes, it ends with the reads so far. begun is called when it begins, and when it goes on.
 func Watch(ctx context.Context, mount string, length time.Duration, begun func(again bool)) (*Record, error) {
 	root, err := control.Root(mount) // while there is a daemon that shows it
 	if err != nil {
@@ -130,7 +130,7 @@ func (w *watch) goOn(ctx context.Context) error {
 	}
 }
 
-// collect takes what was read since it was called before.
+// collect takes the reads since it was called before.
 func (w *watch) collect(ctx context.Context) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, saveTime)
 	defer cancel()
@@ -141,7 +141,7 @@ func (w *watch) collect(ctx context.Context) (err error) {
 // end ends the record of the daemon.
 func (w *watch) end() {
 	if w.conn != nil {
-		_ = w.conn.Close() // what it has was collected
+		_ = w.conn.Close() // its reads were collected
 	}
 	w.conn = nil
 }
@@ -186,7 +186,7 @@ func (k *collector) add(part *control.RecordPart) {
 	}
 	for _, t := range part.Touches.Touches {
 		switch first := [2]int64{places[t.Object], t.Offset}; {
-		case k.seen[first]: // a daemon does not know what was read of the one before
+		case k.seen[first]: // a daemon does not know the reads from the one before
 		case len(r.Touches) >= mostTouches:
 			r.Complete = false
 		default:

@@ -18,10 +18,10 @@ const (
 	perPlan    = 8192             // touches of a connection: a plan has room for 16,384 reads
 	stuckTime  = 20 * time.Second // without a byte: ask again, on another connection
 	mostStuck  = 3                // times
-	settleTime = 30 * time.Second // for the cache to sync what has come
+	settleTime = 30 * time.Second // for the cache to sync new segments
 )
 
-// Summary is what a replay has brought, and the JSON that --json prints. Bytes are the record's.
+// Summary counts a replay's segments, and is the JSON that --json prints. Bytes are the record's.
 type Summary struct {
 	Segments int     `json:"segments"`
 	Bytes    int64   `json:"bytes"`
@@ -52,7 +52,7 @@ type Replay struct {
 	last     time.Time // something came, or waited for the rate
 	paced    int64
 
-	mu   sync.Mutex // guards what follows, and calls of moved
+	mu   sync.Mutex // guards the fields below, and calls of moved
 	done Summary
 }
 
@@ -138,7 +138,7 @@ func (p *Replay) Run(ctx context.Context) error {
 	return p.refuse()
 }
 
-// settle waits until the cache has synced what has come: only that outlives the mount.
+// settle waits until the cache has synced the new segments: only synced ones outlive the mount.
 func (p *Replay) settle(ctx context.Context) error {
 	for end := time.Now().Add(settleTime); len(p.settling) > 0 && p.conn != nil && time.Now().Before(end); {
 		said, err := p.conn.Bring(ctx, &control.Bring{Ask: true, Touches: p.settling[0].Touches})
@@ -146,7 +146,7 @@ func (p *Replay) settle(ctx context.Context) error {
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case err != nil:
-			return nil // the daemon has gone: the next one has what is synced
+			return nil // the daemon has gone: the next one has the synced segments
 		case said.Settling == 0:
 			p.settling = p.settling[1:]
 			continue
@@ -201,7 +201,8 @@ func (p *Replay) cut(limit int64) {
 	}
 }
 
-// step asks for what may be on its way, and looks how much of the first message has come. It tells whether anything has.
+// step asks for segments within its bound, and looks how much of the first message has come. It tells whether anything
+// has.
 func (p *Replay) step(ctx context.Context) (came bool, err error) {
 	if p.conn == nil {
 		if err := p.connect(ctx); err != nil {
@@ -247,7 +248,7 @@ func (p *Replay) connect(ctx context.Context) error {
 
 func (p *Replay) disconnect() {
 	if p.conn != nil {
-		_ = p.conn.Close() // the plan ends, and what has come stays
+		_ = p.conn.Close() // the plan ends, and its segments stay
 	}
 	p.conn, p.sent = nil, 0
 	for _, f := range p.under {
@@ -334,7 +335,7 @@ func (p *Replay) look(ctx context.Context, f *frame) (came bool, err error) {
 	return came, nil
 }
 
-// giveUp counts what does not come.
+// giveUp counts bytes that do not come.
 func (p *Replay) giveUp() {
 	for _, f := range append(p.under, p.frames...) {
 		left := f.could - f.here

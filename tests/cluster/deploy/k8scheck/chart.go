@@ -75,7 +75,7 @@ func refusedVerb(ctx context.Context, out io.Writer, chart string, values []stri
 	return problems
 }
 
-// lintChart is `helm lint --strict`: what Helm only recommends counts as well.
+// lintChart is `helm lint --strict`: Helm's recommendations count as well.
 func lintChart(chart, values string) (problems error) {
 	given, err := readValues(values)
 	if err != nil {
@@ -90,7 +90,7 @@ func lintChart(chart, values string) (problems error) {
 	return problems
 }
 
-// render gives what an installation of the chart consists of, ordered as Helm installs it.
+// render gives the objects of an installation of the chart, ordered as Helm installs them.
 func render(ctx context.Context, path, values string) (string, error) {
 	chart, err := loader.LoadDir(path)
 	if err != nil {

@@ -17,8 +17,8 @@ import (
 	"k8s.io/pod-security-admission/policy"
 )
 
-// securityVerb says of every pod in the files what a level of the Pod Security Standards (baseline, restricted) has against
-// it, as the admission controller of Kubernetes would: one line for each pod.
+// securityVerb judges every pod in the files by a level of the Pod Security Standards (baseline, restricted), as the
+// admission controller of Kubernetes would. It prints one line for each pod.
 func securityVerb(out io.Writer, level string, files []string) error {
 	lv, err := api.ParseLevel(level)
 	if err != nil {

@@ -1,6 +1,6 @@
 // Command csi-sanity runs the conformance tests of the CSI project against a driver. It is their own command but for the
 // way it connects: theirs waits for the connection's state to change, and waits in vain where it has changed already. It
-// is a module of its own, so that what it depends on never becomes ours.
+// is a module of its own, so that its dependencies never become ours.
 //
 //	csi-sanity -endpoint SOCKET -controller SOCKET -mountdir DIR -stagingdir DIR [-ginkgo.focus ...]
 //
@@ -19,7 +19,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// outcome is what ginkgo tells of the whole.
+// outcome is ginkgo's summary.
 type outcome struct{ failed bool }
 
 func (o *outcome) Fail() { o.failed = true }

@@ -12,7 +12,8 @@ import (
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
-// Soon bounds what must not wait for a stuck daemon. On an idle machine all of it takes less than three seconds.
+// Soon bounds calls that must not wait for a stuck daemon. On an idle machine all of it takes less than three
+// seconds.
 const Soon = 20 * time.Second
 
 // Begun is a command that was started, with its standard error in a file.
@@ -38,7 +39,7 @@ func Begin(t *testing.T, suite *blackbox.Suite, cmd *exec.Cmd) *Begun {
 	return b
 }
 
-// Said is what the command has written to its standard error.
+// Said is the command's standard error.
 func (b *Begun) Said(t *testing.T) string {
 	t.Helper()
 	text, err := os.ReadFile(b.stderr)

@@ -17,10 +17,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ChildVerb in the environment makes this program do one thing and end: what must happen as another user, or may die.
+// ChildVerb in the environment makes this program do one thing and end, for acts that need another user, or may die.
 const ChildVerb = "HBMFS_TEST_CHILD"
 
-// RunChild does what a test asked of its child, says "ok" or what is wrong, and gives the exit code; is says whether this is a child. verbs are
+// RunChild acts for a test's child, prints "ok" or the error, and returns the exit code. The result `is` tells whether this is a child. verbs are
 // those of a package beside the ones that all have.
 func RunChild(verbs map[string]func(args []string) error) (code int, is bool) {
 	verb := os.Getenv(ChildVerb)
@@ -71,7 +71,7 @@ func touchMapped(path, offset string) error {
 	return unix.Munmap(data)
 }
 
-// Child runs this program again for one thing, as an ordinary user if asked to, and returns what it said.
+// Child runs this program again for one thing, as an ordinary user if asked to, and returns its output.
 func Child(t *testing.T, ordinary bool, verb string, args ...string) (said string, ok bool) {
 	t.Helper()
 	// Through /proc, since an ordinary user cannot reach where go test builds.

@@ -1,4 +1,4 @@
-// Package mounttest has what the suites over mounts share: golden datasets, shards that are made, and comparisons in every way of reading.
+// Package mounttest is shared by the suites over mounts. It has golden datasets, made shards, and comparisons in every way of reading.
 package mounttest
 
 import (
@@ -23,7 +23,8 @@ import (
 // Testdata is where the golden datasets are.
 const Testdata = "../../data/testdata"
 
-// Expectation is what an independent reading found in a golden dataset; tests/data/golden/make.py writes it.
+// Expectation is the result of an independent reading of a golden dataset; tests/data/golden/make.py writes
+// it.
 type Expectation struct {
 	Format string                      `json:"format"`
 	DType  string                      `json:"dtype"` // as NumPy names it, "" for none
@@ -31,7 +32,7 @@ type Expectation struct {
 	Splits map[string]SplitExpectation `json:"splits"`
 }
 
-// SplitExpectation is what is expected of a split.
+// SplitExpectation is the expectation of a split.
 type SplitExpectation struct {
 	Files          []string `json:"files"`
 	Tokens         int64    `json:"tokens"`
@@ -44,7 +45,7 @@ func (e Expectation) HasTokens(s SplitExpectation) bool {
 	return s.TokensSHA256 != "" && (e.View == nil || *e.View)
 }
 
-// Goldens returns the golden datasets on disk, by name, with what is expected of each.
+// Goldens returns the golden datasets on disk, by name, each with its expectation.
 func Goldens(t *testing.T) map[string]Expectation {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(Testdata, "expect.json"))
@@ -143,7 +144,7 @@ func WantAbsent(t *testing.T, path string) {
 	}
 }
 
-// Lstat is what lstat says of a path, which must be there.
+// Lstat is lstat's result for a path, which must be there.
 func Lstat(t *testing.T, path string) syscall.Stat_t {
 	t.Helper()
 	var st syscall.Stat_t

@@ -46,7 +46,7 @@ func NewWeb(t *testing.T) *Web {
 	return w
 }
 
-// Size is what there is to bring.
+// Size is the number of bytes to bring.
 func (w *Web) Size() (n int64) {
 	for _, data := range w.Files {
 		n += int64(len(data))

@@ -1,5 +1,5 @@
 // Command s3server is a real S3 server for tests: versitygw's over a directory. It stands in for AWS, and is built once,
-// as a module of its own, so that what it depends on never becomes ours.
+// as a module of its own, so that its dependencies never become ours.
 //
 //	s3server -root DIR -meta DIR -socket FILE
 //
@@ -47,7 +47,7 @@ func run(root, sidecar, socket string) error {
 		return err
 	}
 	out := os.Stdout
-	os.Stdout = null // the library says there what it does
+	os.Stdout = null // the library logs its work there
 	iam, err := auth.New(&auth.Opts{RootAccount: account, CacheDisable: true})
 	if err != nil {
 		return fmt.Errorf("set up the account: %w", err)

@@ -26,18 +26,18 @@ const last = 30 * time.Second
 func All() map[string][]string {
 	return map[string][]string{
 		"readers": {
-			"test_arguments.py", "test_bad_input.py", "test_bad_safetensors.py", "test_closing.py", "test_docs.py", "test_fork.py", "test_group.py", "test_interface.py", "test_into.py", "test_kv.py", "test_leaks.py", "test_library.py",
-			"test_memory.py", "test_names.py", "test_page_cache.py", "test_paths.py", "test_gpu_loaders.py", "test_tensors.py", "test_torch_zip.py", "test_vllm.py", "test_waits.py", "test_weights.py",
+			"test_arguments.py", "test_bad_input.py", "test_closing.py", "test_docs.py", "test_fork.py", "test_group.py", "test_interface.py", "test_kv.py", "test_leaks.py", "test_library.py",
+			"test_memory.py", "test_names.py", "test_paths.py", "test_waits.py",
 		},
+		"weights": {"test_bad_safetensors.py", "test_gpu_loaders.py", "test_into.py", "test_page_cache.py", "test_tensors.py", "test_torch_zip.py", "test_vllm.py", "test_weights.py"},
 		"datasets": {
 			"test_dataset.py", "test_loaders.py", "test_mixture.py", "test_nanogpt.py", "test_packed.py", "test_part.py",
 			"test_permutation.py", "test_recognition.py", "test_resume.py", "test_stream_faults.py", "test_token_stream.py", "test_workers.py",
 		},
-		"checkpoints": {
-			"test_checkpoints.py", "test_checkpoints_ended.py", "test_checkpoints_ranks.py", "test_publishing.py", "test_saves.py", "test_thin_disk.py", "test_volume.py",
-			"test_writer.py",
-		},
-		"dcp": {"test_dcp.py", "test_dcp_group.py", "test_dcp_stager.py", "test_dcp_writer.py", "test_dcp_writer_group.py"},
+		"checkpoints": {"test_checkpoints.py", "test_checkpoints_ended.py", "test_checkpoints_ranks.py", "test_saves.py"},
+		"volumes":     {"test_publishing.py", "test_thin_disk.py", "test_volume.py", "test_writer.py"},
+		"dcp":         {"test_dcp.py", "test_dcp_group.py", "test_dcp_stager.py"},
+		"dcpwriter":   {"test_dcp_writer.py", "test_dcp_writer_group.py"},
 	}
 }
 
@@ -90,8 +90,8 @@ func Run(t *testing.T, theme string) {
 	Pytest(t, Python(t), append(args, ".")...)
 }
 
-// Pytest runs pytest in tests/suites/python over what args name, beside a mount of the golden datasets. The lines of HBMFS_PYTEST_ONLY name tests to
-// run instead.
+// Pytest runs pytest in tests/suites/python over the tests of args, beside a mount of the golden datasets. The lines of HBMFS_PYTEST_ONLY name tests
+// to run instead.
 func Pytest(t *testing.T, python string, args ...string) {
 	t.Helper()
 	if os.Getenv("HBMFS_BINARY") == "" {
@@ -179,7 +179,7 @@ func Environment(t *testing.T, library string) []string {
 		"TMPDIR="+t.TempDir(), "PYTHONPATH="+filepath.Join(root(t), "python"))
 }
 
-// Output runs a program in tests/suites/python to its end and gives what it printed. Python that hangs prints the stacks of its threads at SIGABRT.
+// Output runs a program in tests/suites/python to its end and returns its output. Python that hangs prints the stacks of its threads at SIGABRT.
 func Output(t *testing.T, env []string, name string, args ...string) string {
 	t.Helper()
 	ctx := t.Context()

@@ -16,7 +16,7 @@ import (
 // ChildVerb in the environment makes this program do one thing, perhaps as another user, and end.
 const ChildVerb = "HBMFS_TEST_CHILD"
 
-// As runs a verb of [ServeChild] as a user, and gives what it printed.
+// As runs a verb of [ServeChild] as a user, and returns its output.
 func As(t testing.TB, uid uint32, groups []uint32, verb string, args ...string) string {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe", args...)
@@ -31,8 +31,8 @@ func As(t testing.TB, uid uint32, groups []uint32, verb string, args ...string) 
 	return strings.TrimSpace(string(out))
 }
 
-// ServeChild does what a test asked of its child, and prints "ok" or the errno's name. is says whether this program is a child. verbs are those of
-// a package beside "past".
+// ServeChild acts for a test's child, and prints "ok" or the errno's name. is says whether this program is a child. verbs are those of a package
+// beside "past".
 func ServeChild(verbs map[string]func(args []string) error) (is bool) {
 	verb := os.Getenv(ChildVerb)
 	if verb == "" {

@@ -18,7 +18,7 @@ import (
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
-// pastFiles are what the writers of these tests write past FUSE.
+// pastFiles are the files that these tests' writers write past FUSE.
 func pastFiles() map[string][]byte {
 	return map[string][]byte{"file": []byte("bytes"), "sub/file": bytes.Repeat([]byte("0123456789"), 600_000), "empty": nil}
 }

@@ -1,5 +1,5 @@
-// Package volumetest has what the suites over checkpoint volumes share: a mounted volume, child processes that act as other users, and writers
-// past FUSE.
+// Package volumetest is shared by the suites over checkpoint volumes. It has a mounted volume, child processes that act as other users, and
+// writers past FUSE.
 package volumetest
 
 import (
