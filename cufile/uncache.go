@@ -72,7 +72,10 @@ func (f *File) uncache(files []*source.Backing, p PageCache) (dropped int64, err
 	}
 	lent := f.r.descriptors.OpenOf(files)
 	defer f.r.descriptors.Unpin(lent)
-	open := append([]*source.Backing{f.source.Backing(&source.Run{Object: source.InlineObject})}, lent...)
+	open := lent
+	if own := f.source.Backing(&source.Run{Object: source.InlineObject}); own != nil { // a plain file, or the file in the mount itself where it is open
+		open = append([]*source.Backing{own}, lent...)
+	}
 	var errs []error
 	for _, b := range open {
 		n, err := source.Uncache(b)
