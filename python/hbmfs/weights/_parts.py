@@ -19,8 +19,6 @@ from .safetensors_header import Tensor
 
 BLOCK = 4 << 30
 """Most bytes of one block that holds more than one tensor."""
-SMALL, PACK = 1 << 20, 16 << 20
-"""Bytes of a part that is read together with its neighbours where parts have blocks of their own, and of such a block: a request costs as much as a MiB."""
 ALIGNED = 64 << 10
 """Tensors from this size on begin at 16 bytes' alignment, which fast kernels want; smaller ones at their element's."""
 APART = 256
@@ -151,10 +149,8 @@ class Layout:
     """
 
     def __init__(self, apart: bool = False) -> None:
-        """apart: each part is a block of its own, but for small ones that follow each other in a file."""
-        self._most = PACK if apart else BLOCK
+        """apart: each part is a block of its own."""
         self._apart = apart
-        self._small = False  # the last part is
         self.blocks: list[int] = []
         self.reads: list[list[Read]] = []
         self.places: list[Place] = []
@@ -172,12 +168,10 @@ class Layout:
             and before.offsets[0] + before.run == part.offsets[0]
             and self.blocks[-1] % _alignment(part) == 0
         )
-        alone = self._apart and not (follows and part.length <= SMALL and self._small)
-        if not self.blocks or alone or self.blocks[-1] + part.length > self._most:
+        if not self.blocks or self._apart or self.blocks[-1] + part.length > BLOCK:
             self.blocks.append(0)
             self.reads.append([])
             follows = False
-        self._small = part.length <= SMALL
         size, reads = self.blocks[-1], self.reads[-1]
         if follows:
             before = reads[-1]
