@@ -6,6 +6,7 @@ toolchain go1.26.8
 
 require (
 	github.com/NVIDIA/go-nvml v0.13.4-0
+	github.com/clipperhouse/uax29/v2 v2.7.0
 	github.com/container-storage-interface/spec v1.12.0
 	github.com/dlclark/regexp2/v2 v2.5.1
 	github.com/ebitengine/purego v0.11.3

@@ -9,7 +9,6 @@ import (
 	"github.com/hbmfs/hbmfs/cufile/internal/driver"
 	"github.com/hbmfs/hbmfs/cufile/internal/sequences"
 	"github.com/hbmfs/hbmfs/cufile/internal/source"
-	"github.com/hbmfs/hbmfs/cufile/internal/widen"
 )
 
 // The types of the packages below that callers see.
@@ -30,27 +29,10 @@ type (
 	Memory = device.Memory
 	// Allocation is memory of a GPU for callers without an allocator of their own. It outlives the Reader.
 	Allocation = device.Allocation
-	// Widen converts elements on the device, after they have crossed the link.
-	Widen = widen.Kind
 	// ChangedError says how a file changed at the source, and since when its bytes may be wrong. It wraps ErrShort or control.ErrStale.
 	ChangedError = source.ChangedError
 	// Sequences are the documents of a batch of tokens, for [BeginBatch].
 	Sequences = sequences.Sequences
-)
-
-// The widenings. Elements are little-endian.
-const (
-	WidenNone     = widen.None
-	WidenU8ToI32  = widen.U8ToI32
-	WidenU8ToI64  = widen.U8ToI64
-	WidenI8ToI32  = widen.I8ToI32
-	WidenI8ToI64  = widen.I8ToI64
-	WidenU16ToI32 = widen.U16ToI32
-	WidenU16ToI64 = widen.U16ToI64
-	WidenI16ToI32 = widen.I16ToI32
-	WidenI16ToI64 = widen.I16ToI64
-	WidenU32ToI64 = widen.U32ToI64
-	WidenI32ToI64 = widen.I32ToI64
 )
 
 // The verdicts.

@@ -13,7 +13,7 @@ import (
 // formOf gives the form of a widening; of none that of elements of so many bytes.
 func formOf(t *testing.T, kind Widen, element int64) crew.Form {
 	t.Helper()
-	form, err := kind.Form()
+	form, err := kind.form()
 	must(t, err)
 	if form == nil {
 		return crew.Form{From: element, Size: element}

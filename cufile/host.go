@@ -6,7 +6,6 @@ import (
 
 	"github.com/hbmfs/hbmfs/cufile/internal/copied"
 	"github.com/hbmfs/hbmfs/cufile/internal/crew"
-	"github.com/hbmfs/hbmfs/cufile/internal/widen"
 )
 
 // A cold batch has more than one row of so many that waits for the disk. Of a file that gave one, so many requests are read by threads, which
@@ -32,7 +31,7 @@ func (s *scattering) copy(ctx context.Context) (err error) {
 	}
 	write := copied.Writer(nil)
 	if s.to.Form != nil {
-		write = func(place int64, from []byte) { widen.Write(&s.to, place, from) }
+		write = s.to.Write
 	}
 	defer crew.OnFault(&err)()
 	count := 0

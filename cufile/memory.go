@@ -36,7 +36,7 @@ func (r *Reader) memory(m Memory) crew.Destination {
 // that are widened. It refuses impossible values.
 func (r *Reader) destination(to *Target, element, row int64) (crew.Destination, error) {
 	d := r.memory(to.Memory)
-	form, err := to.Widen.Form()
+	form, err := to.Widen.form()
 	switch {
 	case err != nil:
 		return d, err

@@ -24,7 +24,6 @@ import (
 	"github.com/hbmfs/hbmfs/cufile/internal/source"
 	"github.com/hbmfs/hbmfs/cufile/internal/staged"
 	"github.com/hbmfs/hbmfs/cufile/internal/tally"
-	"github.com/hbmfs/hbmfs/cufile/internal/widen"
 )
 
 // HostDevice is an Options.Device: host memory instead of a GPU's.
@@ -144,7 +143,6 @@ type Reader struct {
 	mapped      *mapped.Mover // nil for the host
 	copied      *copied.Mover // nil for a GPU
 	direct      *direct.Mover // nil for the host
-	widen       *widen.Mover
 	sequences   *sequences.Writer
 	proofs      *direct.Proofs
 	descriptors *source.Descriptors
@@ -240,7 +238,6 @@ func (r *Reader) startGPU(ctx context.Context) error {
 func (r *Reader) startOnCrew(ctx context.Context) (err error) {
 	o := &r.opt
 	r.staged = staged.New(staged.Options{Crew: r.crew, CUDA: r.device.CUDA, Threads: o.Threads, Slot: o.Slot, Adapt: o.adapt, Readers: o.Readers})
-	r.widen = widen.New(r.crew, o.Threads)
 	r.sequences = sequences.New(r.device, r.crew, o.Threads)
 	r.arena, err = arena.New(ctx, arena.Options{Device: r.device, Crew: r.crew, Threads: o.Threads, Step: o.Slot, Bytes: o.Arena})
 	return err

@@ -282,7 +282,7 @@ func (f *File) scatterByArena(ctx context.Context, to *crew.Destination, spans [
 		}
 		t := &transfer{f: f, view: v}
 		if err = t.run(ctx, inside); err == nil {
-			err = f.r.widen.Move(ctx, to, v.destination(), places)
+			err = f.r.spread(ctx, to, v.destination(), places)
 		}
 		v.Release()
 		if err != nil {

@@ -25,8 +25,7 @@ type lazyView struct {
 func (v *lazyView) get(ctx context.Context) (*layout.File, error) {
 	err := v.built.do(ctx, func(ctx context.Context) error {
 		file, err := v.build(ctx)
-		var absent *layout.AbsentError
-		if errors.As(err, &absent) {
+		if _, ok := errors.AsType[*layout.AbsentError](err); ok {
 			file, err = nil, nil
 		}
 		if err == nil && v.tell != nil {
@@ -131,8 +130,7 @@ func (k *viewMaker) dirs(v *layout.Volume) (entries []entry) {
 func (k *viewMaker) members(view *layout.View) func(context.Context) ([]entry, error) {
 	return func(ctx context.Context) ([]entry, error) {
 		files, err := view.Entries(ctx)
-		var absent *layout.AbsentError
-		if errors.As(err, &absent) {
+		if _, ok := errors.AsType[*layout.AbsentError](err); ok {
 			return nil, nil
 		}
 		if err != nil {

@@ -97,11 +97,11 @@ func (t flatTable) field(i int, width int64) (pos int64, ok bool) {
 	return t.pos + off, true
 }
 
-// number returns the signed integer of width bytes in field i, absent if the table leaves it out.
-func (t flatTable) number(i int, width int64, absent int64) int64 {
+// number returns the signed integer of width bytes in field i, 0 if the table leaves it out.
+func (t flatTable) number(i int, width int64) int64 {
 	pos, ok := t.field(i, width)
 	if !ok {
-		return absent
+		return 0
 	}
 	switch width {
 	case 1:

@@ -260,8 +260,7 @@ func (s *arrowStream) resolve(ctx context.Context, h *Shard, batches *atomic.Int
 		if err == nil && batches.Add(1) > maxRuns {
 			err = absent("the tokens lie in more than %d record batches: write them in larger ones", maxRuns)
 		}
-		var why *AbsentError
-		if errors.As(err, &why) {
+		if _, ok := errors.AsType[*AbsentError](err); ok {
 			gone, data, index = err, Body{}, &arrowIndex{}
 			return nil
 		}

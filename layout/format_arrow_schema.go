@@ -67,7 +67,7 @@ func parseArrowSchema(message []byte) (*arrowSchema, error) {
 	if f.err == nil && kind != arrowSchemaMessage {
 		f.fail("the first message is of type %d, a schema is type %d", kind, arrowSchemaMessage)
 	}
-	s := &arrowSchema{bigEndian: t.number(0, 2, 0) != 0}
+	s := &arrowSchema{bigEndian: t.number(0, 2) != 0}
 	var before arrowFields
 	columns := t.vector(1, 4)
 	for i := int64(0); i < columns.n && f.err == nil; i++ {
@@ -94,15 +94,15 @@ const (
 // arrowMessage returns the type and table of a message's header, and the bytes of its body.
 func arrowMessage(f *flatbuffer) (kind int64, header flatTable, body int64) {
 	m := f.root()
-	if version := m.number(0, 2, 0); f.err == nil && (version < 3 || version > 4) {
+	if version := m.number(0, 2); f.err == nil && (version < 3 || version > 4) {
 		f.fail("the metadata is of version V%d, V4 and V5 are known", version+1)
 	}
-	return m.number(1, 1, 0), m.table(2), m.number(3, 8, 0)
+	return m.number(1, 1), m.table(2), m.number(3, 8)
 }
 
 // describe sets the fields that matter for tokens.
 func (c *arrowColumn) describe(field flatTable) {
-	kind := field.number(2, 1, 0)
+	kind := field.number(2, 1)
 	if field.has(4) {
 		c.kind = "dictionary"
 		return
@@ -116,7 +116,7 @@ func (c *arrowColumn) describe(field flatTable) {
 	case arrowLargeList:
 		c.width = 8
 	case arrowFixedSizeList:
-		c.fixed = field.table(3).number(0, 4, 0)
+		c.fixed = field.table(3).number(0, 4)
 	case arrowUtf8:
 		c.text = 4
 	case arrowLargeUtf8:
@@ -129,7 +129,7 @@ func (c *arrowColumn) describe(field flatTable) {
 		return
 	}
 	child := children.table(0)
-	if item := child.number(2, 1, 0); item != arrowInt || child.has(4) {
+	if item := child.number(2, 1); item != arrowInt || child.has(4) {
 		c.kind += " of " + arrowKind(item)
 		return
 	}
@@ -141,10 +141,10 @@ func (c *arrowColumn) describe(field flatTable) {
 func arrowIntType(field flatTable) DType {
 	t := field.table(3)
 	kind := "u"
-	if t.number(1, 1, 0) != 0 {
+	if t.number(1, 1) != 0 {
 		kind = "i"
 	}
-	return shortDType(fmt.Sprint(kind, t.number(0, 4, 0)))
+	return shortDType(fmt.Sprint(kind, t.number(0, 4)))
 }
 
 func arrowKind(kind int64) string {
@@ -178,7 +178,7 @@ func (n *arrowFields) count(f *flatbuffer, field flatTable, depth int) {
 		n.buffers += 2
 		return
 	}
-	switch field.number(2, 1, 0) {
+	switch field.number(2, 1) {
 	case arrowNull:
 	case arrowInt, arrowFloat, arrowBool, arrowDecimal, arrowDate, arrowTime, arrowTimestamp, arrowInterval, arrowDuration,
 		arrowFixedSizeBinary, arrowList, arrowLargeList, arrowMap:

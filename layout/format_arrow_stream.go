@@ -106,7 +106,7 @@ func arrowLength(o *Object, r *windowReader) (int64, error) {
 
 // rows returns the rows of the batch.
 func (s *arrowStream) rows(b arrowBatch) (int64, error) {
-	n := b.table.number(0, 8, 0)
+	n := b.table.number(0, 8)
 	if b.f.err != nil || n < 0 || n > maxArrowRows {
 		return 0, corruptf(s.object, b.at, "a record batch has %d rows (%v)", n, b.f.err)
 	}

@@ -115,7 +115,7 @@ func (c *mdsColumns) decode(i int) (t mdsTokens, ok bool) {
 		return t, c.sizes[i] < 0
 	}
 	size := int64(t.dtype.Size())
-	for _, dim := range strings.Split(parts[2], ",") {
+	for dim := range strings.SplitSeq(parts[2], ",") {
 		n, err := strconv.ParseInt(strings.TrimSpace(dim), 10, 64)
 		if err != nil || n < 1 || n > math.MaxUint32/size {
 			return t, false

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -214,34 +215,25 @@ func npyDictionary(head []byte) (start, length int64, err error) {
 // parseNPYDictionary reads the three keys of a header and works out sizes. It refuses shapes that overflow 64
 // bits.
 func parseNPYDictionary(text []byte) (*npyArray, error) {
-	dict, err := parsePythonDict(string(text))
+	dict, err := npyEntries(string(text))
 	if err != nil {
 		return nil, fmt.Errorf("the header is no Python dictionary: %w", err)
 	}
 	if len(dict) != 3 {
 		return nil, fmt.Errorf("the header has %d keys, descr, fortran_order and shape are expected", len(dict))
 	}
-	fortran, ok := dict["fortran_order"].(bool)
-	if !ok {
+	a := &npyArray{fortran: dict["fortran_order"] == "True", item: -1, count: 1}
+	if !a.fortran && dict["fortran_order"] != "False" {
 		return nil, fmt.Errorf("fortran_order is missing or neither True nor False")
 	}
-	tuple, ok := dict["shape"].(pythonTuple)
-	if !ok {
-		return nil, fmt.Errorf("shape is missing or no tuple")
+	if a.shape, err = npyShape(dict["shape"]); err != nil {
+		return nil, err
 	}
-	a := &npyArray{fortran: fortran, item: -1, count: 1}
-	for _, v := range tuple {
-		n, ok := v.(int64)
-		if !ok || n < 0 {
-			return nil, fmt.Errorf("the shape holds %q, dimensions from 0 are expected", fmt.Sprint(v))
-		}
-		a.shape = append(a.shape, n)
-	}
-	switch descr := dict["descr"].(type) {
-	case string:
-		a.descr = descr
-		a.dtype, a.item, err = npyType(descr)
-	case pythonList, pythonTuple: // structured, its size stays unknown
+	switch descr := dict["descr"]; {
+	case strings.HasPrefix(descr, "'"), strings.HasPrefix(descr, `"`):
+		a.descr = descr[1 : len(descr)-1]
+		a.dtype, a.item, err = npyType(a.descr)
+	case strings.HasPrefix(descr, "["), strings.HasPrefix(descr, "("): // structured, its size stays unknown
 	default:
 		err = fmt.Errorf("descr is missing or no type")
 	}
@@ -249,6 +241,65 @@ func parseNPYDictionary(text []byte) (*npyArray, error) {
 		return nil, err
 	}
 	return a, a.size()
+}
+
+// npyEntries reads a dictionary as Python's repr writes it, of keys without colons. Values stay as they are written. A list describes a
+// structure, and goes up to the last bracket, since no other value has one.
+func npyEntries(text string) (map[string]string, error) {
+	dict := map[string]string{}
+	rest, ok := strings.CutPrefix(strings.TrimSpace(text), "{")
+	for rest = strings.TrimSpace(rest); ok && rest != "}"; rest = strings.TrimSpace(rest) {
+		key, value, _ := strings.Cut(rest, ":")
+		key, value = strings.TrimSpace(key), strings.TrimSpace(value)
+		if len(key) < 2 || key[0] != '\'' && key[0] != '"' || key[len(key)-1] != key[0] || value == "" {
+			return nil, fmt.Errorf("a key in quotes and a value are expected at %.20q", rest)
+		}
+		var last int // byte of the value
+		switch value[0] {
+		case '\'', '"':
+			last = 1 + strings.IndexByte(value[1:], value[0])
+		case '(':
+			last = strings.IndexByte(value, ')')
+		case '[':
+			last = strings.LastIndexByte(value, ']')
+		default:
+			last = strings.IndexAny(value, ",} ") - 1
+		}
+		if key = key[1 : len(key)-1]; last < 1 || dict[key] != "" {
+			return nil, fmt.Errorf("the value of %q does not end, or the key is there twice", key)
+		}
+		dict[key] = value[:last+1]
+		after := strings.TrimSpace(value[last+1:])
+		if rest, ok = strings.CutPrefix(after, ","); !ok {
+			rest, ok = after, after == "}"
+		}
+	}
+	if !ok {
+		return nil, fmt.Errorf("'{', and entries that commas divide, are expected at %.20q", cmp.Or(rest, text))
+	}
+	return dict, nil
+}
+
+// npyShape reads a tuple of dimensions. Python 2 wrote an L after long ones, which NumPy still takes.
+func npyShape(tuple string) (shape []int64, err error) {
+	inside, isTuple := strings.CutPrefix(strings.TrimSuffix(tuple, ")"), "(")
+	if inside = strings.TrimSpace(inside); !isTuple || inside != "" && !strings.Contains(inside, ",") {
+		return nil, fmt.Errorf("shape is missing or no tuple")
+	}
+	for dimension := range strings.SplitSeq(strings.TrimSuffix(inside, ","), ",") {
+		if inside == "" {
+			break
+		}
+		n, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(dimension), "L"), 10, 64)
+		switch {
+		case errors.Is(err, strconv.ErrRange):
+			return nil, fmt.Errorf("the shape holds %s, which is no integer of 64 bits", dimension)
+		case err != nil || n < 0:
+			return nil, fmt.Errorf("the shape holds %q, dimensions from 0 are expected", dimension)
+		}
+		shape = append(shape, n)
+	}
+	return shape, nil
 }
 
 // size multiplies the shape out.

@@ -80,7 +80,7 @@ func TestNPYHeaders(t *testing.T) {
 		{"key twice", "{'shape': (1,), 'shape': (1,), 'descr': '<u2'}", 2, 0, -1, "header", "twice"},
 		{"key missing", "{'shape': (1,), 'descr': '<u2'}", 2, 0, -1, "header", "2 keys"},
 		{"code", "__import__('os')", 2, 0, -1, "header", "no Python dictionary"},
-		{"deep", npyDict(strings.Repeat("[", 1000), "False", "(3,)"), 6, 0, -1, "header", "deeper than"},
+		{"deep", npyDict(strings.Repeat("[", 1000), "False", "(3,)"), 6, 0, -1, "header", "does not end"},
 	} {
 		v := index(t, files{"a.npy": npyFile(1, c.dict, make([]byte, c.data)...)})
 		if len(v.Sets) != 1 {

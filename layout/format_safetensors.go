@@ -108,8 +108,7 @@ func safetensorsRead(ctx context.Context, budget headerBudget, o *Object) (*safe
 			return h, nil
 		}
 	}
-	var bad *safetensors.Error
-	if errors.As(err, &bad) {
+	if bad, ok := errors.AsType[*safetensors.Error](err); ok {
 		return nil, corruptf(o, bad.At, "%s", bad.Detail)
 	}
 	return nil, fmt.Errorf("read %s: %w", o.Name, err)

@@ -140,8 +140,7 @@ func (p *objectParser) list(element func() any, misfit func(i int, err error)) e
 	}
 	for i := 0; p.dec.More(); i++ {
 		err := p.dec.Decode(element())
-		var typed *json.UnmarshalTypeError
-		if errors.As(err, &typed) {
+		if _, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 			misfit(i, err)
 		} else if err != nil {
 			return p.fail("the JSON cannot be read: %v", err)

@@ -169,8 +169,7 @@ func resolveShard(ctx context.Context, h *Shard) error {
 		return nil
 	}
 	err := h.resolve(ctx, h)
-	var gone *AbsentError
-	if errors.As(err, &gone) {
+	if gone, ok := errors.AsType[*AbsentError](err); ok {
 		h.NoTokens, err = gone.Why, nil
 	}
 	if err == nil {
@@ -230,8 +229,7 @@ func (v *Volume) bad(h *Shard, err error) {
 
 // report makes a problem of an error about o, in the place that the error names if it names one.
 func (v *Volume) report(o *Object, err error) {
-	var c *corrupt
-	if errors.As(err, &c) {
+	if c, ok := errors.AsType[*corrupt](err); ok {
 		v.problem(c.object, c.offset, "%s", c.detail)
 		return
 	}

@@ -27,8 +27,7 @@ func (v *View) Exists(ctx context.Context) (bool, error) {
 		return true, nil
 	}
 	_, err := v.File(ctx)
-	var absent *AbsentError
-	if errors.As(err, &absent) {
+	if _, ok := errors.AsType[*AbsentError](err); ok {
 		return false, nil
 	}
 	return err == nil, err

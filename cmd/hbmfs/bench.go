@@ -40,10 +40,9 @@ that was read so before. first is one pass of the same in a file that was just o
 
 Each path is measured with the page cache as it finds it: the first pass over a cold file is the disk's rate. A file that was
 written or read in small pieces lies in small pages, which take longer to register. --refill first reads it anew into huge pages.
---cold measures reading past the page cache instead, beside a tuned plain reader, in turns. CPU s/GB is the processor time of this
-process, with the kernel's work for it.`,
+CPU s/GB is the processor time of this process, with the kernel's work for it.`,
 		Example: "  hbmfs bench /mnt/pile/.hbmfs/views/tokens.bin\n  hbmfs bench --to host --modes sequential shard.bin\n  hbmfs bench --gpus 0,1,2,3 --paths mapped,staged --json shard.bin\n" +
-			"  hbmfs bench --paths moving,first --modes sequential --window 256MiB shard.bin\n  hbmfs bench --cold --length 4GiB shard.bin",
+			"  hbmfs bench --paths moving,first --modes sequential --window 256MiB shard.bin",
 	}, exactArgs(1), c.run)
 	f := cmd.Flags()
 	c.device.add(cmd)
@@ -63,8 +62,6 @@ process, with the kernel's work for it.`,
 	f.Float64Var(&c.measure.Seconds, "seconds", 2, "seconds for each measurement")
 	f.Var(&c.length, "length", "use only the first bytes of the file")
 	f.BoolVar(&c.measure.Refill, "refill", false, "first read the file anew into huge pages of the page cache")
-	f.BoolVar(&c.measure.Cold, "cold", false, "measure reads past the page cache")
-	f.IntVar(&c.measure.Rounds, "rounds", 3, "turns of --cold")
 	return cmd
 }
 

@@ -22,8 +22,6 @@ func (c *benchCommand) write(r *bench.Result) {
 		switch {
 		case row.Skipped != "":
 			fmt.Fprintf(w, "%s\t%s\t-\t-\t-\t  %s\n", row.Path, row.Mode, row.Skipped)
-		case row.OfPlain != 0:
-			fmt.Fprintf(w, "%s\t%s\t%.2f\t-\t%.3f\t  %.2f of the plain reader\n", row.Path, row.Mode, row.GBps, row.CPUPerGB, row.OfPlain)
 		case row.OfWall == 0:
 			fmt.Fprintf(w, "%s\t%s\t%.2f\t-\t%.3f\t\n", row.Path, row.Mode, row.GBps, row.CPUPerGB)
 		default:

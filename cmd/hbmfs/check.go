@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 	"time"
 
@@ -12,7 +13,6 @@ import (
 	"github.com/hbmfs/hbmfs/cufile"
 	"github.com/hbmfs/hbmfs/internal/commands/check"
 	"github.com/hbmfs/hbmfs/internal/commands/check/live"
-	"github.com/hbmfs/hbmfs/internal/commands/cufilejson"
 	"github.com/hbmfs/hbmfs/internal/commands/deepspeed"
 	"github.com/hbmfs/hbmfs/internal/commands/where"
 	"github.com/hbmfs/hbmfs/internal/mounts/onmount"
@@ -100,7 +100,7 @@ behind the file. Without PATH the machine alone is judged.
 
 A program that calls cuFile itself on a file of a mount of hbmfs never reads directly, for any verdict. hbmfs locate names the
 local file to give it. --deepspeed FILE checks the section aio (use_gds, block_size, queue_depth, thread_count) and the nvme_path
-of a DeepSpeed configuration instead, as hbmfs cufile-json --lint checks cufile.json.
+of a DeepSpeed configuration instead.
 
 --record writes the facts to a file for a helper. --root judges such a file, or a directory that is a copy of a machine's /sys,
 /proc and /etc. The file holds no environment, no network addresses, no serial numbers and no names of servers. It does hold names
@@ -160,12 +160,30 @@ func (c *checkCommand) run(ctx context.Context) error {
 }
 
 func (c *checkCommand) lintDeepSpeed() error {
-	text, err := readConfiguration(c.stdin, c.deepspeed, deepspeed.MaxSize)
+	from := c.stdin
+	if c.deepspeed != "-" {
+		f, err := os.Open(c.deepspeed)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = f.Close() }() // opened for reading
+		from = f
+	}
+	text, err := io.ReadAll(io.LimitReader(from, deepspeed.MaxSize+1)) // as much as says that it is too large
 	if err != nil {
 		return err
 	}
-	result := cufilejson.Result{Findings: deepspeed.Lint(text, where.Filesystem)}
-	err = c.print(lintJSON(c.deepspeed, &result), func() {
+	result := struct {
+		File     string              `json:"file"`
+		Errors   int                 `json:"errors"`
+		Findings []deepspeed.Finding `json:"findings"`
+	}{File: c.deepspeed, Findings: append([]deepspeed.Finding{}, deepspeed.Lint(text, where.Filesystem)...)}
+	for _, f := range result.Findings {
+		if f.Level == deepspeed.Error {
+			result.Errors++
+		}
+	}
+	err = c.print(result, func() {
 		for _, f := range result.Findings {
 			fmt.Fprintf(c.stdout, "%s:%s\n", c.deepspeed, f)
 		}
@@ -173,7 +191,7 @@ func (c *checkCommand) lintDeepSpeed() error {
 			fmt.Fprintf(c.stdout, "%s: nothing is wrong\n", c.deepspeed)
 		}
 	})
-	return problems(err, result.Errors() > 0)
+	return problems(err, result.Errors > 0)
 }
 
 // met says whether a path is the one that --require asks for. Reads that may be direct are staged at least.

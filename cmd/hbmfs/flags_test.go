@@ -47,6 +47,19 @@ func TestMistakesGetASuggestion(t *testing.T) {
 		"read --offset x f":               `--offset: "x" is no size`,
 		"pack --shard-tokens 5X a b":      "is no number such as 2048, 64k, 100M",
 		"mount --allow-other=perhaps a b": `--allow-other: "perhaps" is not true or false`,
+		// A flag of another command that mounts is named with that command. Datasets are read-only.
+		"mount --size 1GiB a b":                  "unknown flag --size: it is a flag of hbmfs kv mount",
+		"mount --keep 2 a b":                     "unknown flag --keep: it is a flag of hbmfs checkpoint mount",
+		"kv mount --decode a b":                  "--decode is a flag of hbmfs mount: a volume has no use for it",
+		"checkpoint mount --cache-dir c a b":     "--cache-dir is a flag of hbmfs mount",
+		"checkpoint mount --memory 1GiB a b":     "unknown flag --memory: it is a flag of hbmfs kv mount",
+		"mount -o rw a b":                        "a dataset is mounted read-only",
+		"mount -o former_spelling=x a b":         "not known",
+		"kv mount -o size=1 a b":                 "--size is missing",
+		"mount --kv --checkpoints a b":           "unknown flag --checkpoints",
+		"checkpoint mount --draft-life ever a b": "is none of mount, container",
+		"version now":                            "it takes no arguments, not 1",
+		"locate":                                 "it takes 1 argument, not 0",
 	} {
 		code, stdout, stderr := said(strings.Fields(line)...)
 		if code != exitUsage || stdout != "" || !strings.Contains(stderr, want) || strings.Count(stderr, "\n") != 1 {
@@ -115,29 +128,6 @@ func TestTopUsage(t *testing.T) {
 	for _, args := range [][]string{{"--json"}, {"--metrics"}, {"--once", "--json", "--metrics"}, {"--interval", "0s"}, {"--sort", "luck"}, {"more"}} {
 		if code, stdout, stderr := said(append([]string{"top"}, args...)...); code != exitUsage {
 			t.Errorf("top %q: exit code %d, want %d: %s%s", args, code, exitUsage, stdout, stderr)
-		}
-	}
-}
-
-// A flag of another command that mounts is named with that command. Datasets are read-only.
-func TestFlagsOfOtherMounts(t *testing.T) {
-	for line, want := range map[string]string{
-		"mount --size 1GiB a b":                  "unknown flag --size: it is a flag of hbmfs kv mount",
-		"mount --keep 2 a b":                     "unknown flag --keep: it is a flag of hbmfs checkpoint mount",
-		"kv mount --decode a b":                  "--decode is a flag of hbmfs mount: a volume has no use for it",
-		"checkpoint mount --cache-dir c a b":     "--cache-dir is a flag of hbmfs mount",
-		"checkpoint mount --memory 1GiB a b":     "unknown flag --memory: it is a flag of hbmfs kv mount",
-		"mount -o rw a b":                        "a dataset is mounted read-only",
-		"mount -o former_spelling=x a b":         "not known",
-		"kv mount -o size=1 a b":                 "--size is missing",
-		"mount --kv --checkpoints a b":           "unknown flag --checkpoints",
-		"checkpoint mount --draft-life ever a b": "is none of mount, container",
-		"version now":                            "it takes no arguments, not 1",
-		"locate":                                 "it takes 1 argument, not 0",
-	} {
-		code, _, stderr := said(strings.Fields(line)...)
-		if lines := strings.Split(strings.TrimSpace(stderr), "\n"); code != exitUsage || !strings.Contains(lines[len(lines)-1], want) {
-			t.Errorf("hbmfs %s: exit code %d and %q; want %d and %q", line, code, stderr, exitUsage, want)
 		}
 	}
 }

@@ -31,7 +31,6 @@ func manual() *manpage.Manual {
 			exit(exitProblems, "there are problems, which are listed", "inspect", "cache verify", "checkpoint verify", "kv verify"),
 			exit(exitProblems, "a checkpoint is not at the destination; the output says why", "checkpoint drain"),
 			exit(exitProblems, "a line is FAIL, --require is not met, or the file of --deepspeed has errors", "check"),
-			exit(exitProblems, "the file has errors; warnings alone are none", "cufile-json"),
 			exit(exitProblems, "a mount does not answer, or is degraded", "status"),
 			exit(exitProblems, "a mount would leave files out, or could not read them; they are named", "ls"),
 			exit(exitProblems, "a mount was not upgraded; the output says why", "upgrade"),

@@ -109,7 +109,7 @@ func formerMount(args []string, by string) []string {
 // applyOptions sets the flags of hbmfs mount that a mount(8) option string names, and returns those that are meant for the
 // kernel. Options that only mount(8), systemd or a read-only filesystem care about are accepted and dropped.
 func (c *mountCommand) applyOptions(options string, flags *pflag.FlagSet) (kernel []string, err error) {
-	for _, o := range strings.Split(options, ",") {
+	for o := range strings.SplitSeq(options, ",") {
 		name, value, hasValue := strings.Cut(o, "=")
 		switch name {
 		case "rw":

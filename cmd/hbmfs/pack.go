@@ -204,7 +204,7 @@ func warnPacked(stderr io.Writer, o *pack.Options, result *pack.Result) {
 		fmt.Fprintf(stderr, "warning: invalid UTF-8 in %d documents was replaced by U+FFFD\n", result.Repaired)
 	}
 	if result.Empty > 0 {
-		fmt.Fprintf(stderr, "left out: %d empty documents\n", result.Empty)
+		fmt.Fprintf(stderr, "empty documents, left out: %d\n", result.Empty)
 	}
 	if o.ValFraction > 0 && result.HeldOut == 0 {
 		fmt.Fprintf(stderr, "warning: %v of %d documents is less than one: there is no validation split\n", o.ValFraction, result.Documents)

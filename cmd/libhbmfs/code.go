@@ -73,10 +73,9 @@ const (
 
 // codeOf gives an error's code, and the errno of the system call where one failed.
 func codeOf(err error) (code, syscall.Errno) {
-	var known *failure
 	if err == nil {
 		return codeOK, 0
-	} else if errors.As(err, &known) {
+	} else if known, ok := errors.AsType[*failure](err); ok {
 		return known.code, 0
 	}
 	for _, c := range []struct {
@@ -93,8 +92,7 @@ func codeOf(err error) (code, syscall.Errno) {
 			return c.code, 0
 		}
 	}
-	var written *writer.Error
-	if errors.As(err, &written) {
+	if _, ok := errors.AsType[*writer.Error](err); ok {
 		var errno syscall.Errno
 		errors.As(err, &errno)
 		return codeWrite, errno
@@ -111,12 +109,10 @@ func codeOf(err error) (code, syscall.Errno) {
 	case isCUDA:
 		return codeInternal, 0
 	}
-	var errno syscall.Errno
-	if errors.As(err, &errno) {
+	if errno, ok := errors.AsType[syscall.Errno](err); ok {
 		return codeOfErrno(errno), errno
 	}
-	var fallback *otherwise
-	if errors.As(err, &fallback) {
+	if fallback, ok := errors.AsType[*otherwise](err); ok {
 		return fallback.code, 0
 	}
 	return codeIO, 0

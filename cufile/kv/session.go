@@ -215,8 +215,7 @@ func (n *session) drop() {
 
 // lost forgets a session whose daemon has gone, as far as an error says, and tells whether that is so.
 func (s *Store) lost(now *session, err error) bool {
-	var refusal *control.Refusal
-	if errors.As(err, &refusal) {
+	if _, ok := errors.AsType[*control.Refusal](err); ok {
 		return false
 	}
 	gone := errors.Is(err, control.ErrStale) || errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET)

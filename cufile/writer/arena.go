@@ -60,7 +60,8 @@ func newArena(cu *driver.CUDA, context driver.Handle, size, piece int64, threads
 	}
 	skip := int64(-uintptr(unsafe.Pointer(unsafe.SliceData(whole))) % hugePage)
 	a := &arena{memory: whole[skip : skip+size : skip+size], whole: whole, cu: cu, context: context, piece: piece,
-		quit: make(chan struct{}), gone: make(chan struct{}), ready: make(chan struct{}), changed: make(chan struct{}), room: room.New(size)}
+		quit: make(chan struct{}), gone: make(chan struct{}), ready: make(chan struct{}), changed: make(chan struct{})}
+	a.room.Give(0, size)
 	_ = unix.Madvise(a.memory, unix.MADV_HUGEPAGE) // small ones do, too
 	a.filled = make([]atomic.Int64, (size+piece-1)/piece)
 	a.fills = make(chan struct{}, 1)

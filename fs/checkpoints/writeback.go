@@ -147,8 +147,7 @@ func (d *mountedDraft) syncFile(name string, f *os.File) error {
 	defer func() { _ = unix.Close(fd) }() // it is synced
 	if err := unix.Fsync(fd); err != nil {
 		err = n.lose(err)
-		var lost *lostError
-		if errors.As(err, &lost) {
+		if lost, ok := errors.AsType[*lostError](err); ok {
 			lost.name = name
 		}
 		return err

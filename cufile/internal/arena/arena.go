@@ -53,7 +53,8 @@ type Arena struct {
 // New takes memory of the host. Of a GPU it only looks whether there is so much. HBM is allocated when it is first wanted: a reader that
 // only writes into memory of its callers never has any.
 func New(ctx context.Context, o Options) (*Arena, error) {
-	a := &Arena{opt: o, room: room.New(o.Bytes), freed: make(chan struct{})}
+	a := &Arena{opt: o, freed: make(chan struct{})}
+	a.room.Give(0, o.Bytes)
 	if cu := o.Device.CUDA; cu != nil {
 		return a, o.Crew.Do(context.WithoutCancel(ctx), func(*crew.Worker) error {
 			if _, total, err := cu.MemInfo(); err != nil || uint64(o.Bytes) <= total {

@@ -63,8 +63,29 @@ func (d *Destination) Widening() *driver.Widening {
 	return w
 }
 
-// Convert writes elements on the host.
-func (f *Form) Convert(to, from []byte) {
+// Write writes elements to a place on the host, as widen.cu does on a GPU.
+func (d *Destination) Write(place int64, from []byte) {
+	f := d.Form
+	if f == nil {
+		copy(d.Host[place:], from)
+		return
+	}
+	at, bytes := f.Piece(place, int64(len(from)))
+	first, second := from, from
+	if bytes&driver.NotInFirst != 0 {
+		first = from[:len(from)-int(f.From)]
+	}
+	f.convert(d.Host[at*f.Size:], first)
+	if f.Row == 0 {
+		return
+	}
+	if bytes&driver.NotInSecond != 0 {
+		second, at = from[f.From:], at+1
+	}
+	f.convert(f.Beside.Host[(at-1)*f.Size:], second)
+}
+
+func (f *Form) convert(to, from []byte) {
 	switch {
 	case f.From == f.Size:
 		copy(to, from)

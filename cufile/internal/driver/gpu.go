@@ -94,7 +94,7 @@ func parseCPUList(text string) ([]int, error) {
 	if text == "" {
 		return nil, nil
 	}
-	for _, part := range strings.Split(text, ",") {
+	for part := range strings.SplitSeq(text, ",") {
 		low, high, isRange := strings.Cut(part, "-")
 		if !isRange {
 			high = low

@@ -60,7 +60,8 @@ func newChunk(cu *driver.CUDA, size int64) (*chunk, error) {
 		return nil, fmt.Errorf("allocate %d bytes for small files: %w", size, err)
 	}
 	_ = unix.Madvise(memory, unix.MADV_HUGEPAGE) // small ones do, too
-	c := &chunk{memory: memory, room: room.New(size)}
+	c := &chunk{memory: memory}
+	c.room.Give(0, size)
 	if err = cu.Register(memory, driver.HostPortable|driver.HostDeviceMap); err != nil {
 		return nil, errors.Join(unmapped(fmt.Sprintf("%d bytes for small files", size), err), unix.Munmap(memory))
 	}

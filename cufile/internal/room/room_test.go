@@ -8,7 +8,8 @@ import (
 // TestRoomIsFirstFit takes and gives room at random, beside a plain model.
 func TestRoomIsFirstFit(t *testing.T) {
 	const size = 64
-	r := New(size)
+	r := &Room{}
+	r.Give(0, size)
 	var used [size]bool
 	random := rand.New(rand.NewPCG(4, 4))
 	held := map[int64]int64{}

@@ -275,8 +275,7 @@ func (d *Daemon) serve(c *control.Conn) {
 			continue
 		}
 		t, fds, fill, err := d.answer(c, h.Type, payload)
-		var errno syscall.Errno
-		if errors.As(err, &errno) {
+		if errno, ok := errors.AsType[syscall.Errno](err); ok {
 			refusal := control.Refusal{Errno: errno, Text: fmt.Sprintf("kvtest: %v", err)}
 			t, fill = control.TypeError, refusal.AppendTo
 		} else if err != nil {

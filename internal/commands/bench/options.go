@@ -26,8 +26,6 @@ type Options struct {
 	Samples int   // of a gather
 	Depth   int   // blocks or gathers under way at once
 	Refill  bool  // bring the file into the page cache in huge pages first
-	Cold    bool  // measure reading past the page cache
-	Rounds  int   // of that
 	Seconds float64
 
 	whole int64 // bytes of the file
@@ -36,11 +34,8 @@ type Options struct {
 // Check refuses options that cannot be measured.
 func (o *Options) Check() error {
 	const most = 1 << 30
-	switch {
-	case o.Block > most || o.Sample > most || o.Samples < 1 || o.Depth < 1 || o.Depth > 256 || int64(o.Samples) > most/o.Sample || o.Seconds <= 0 || o.Seconds > 3600:
+	if o.Block > most || o.Sample > most || o.Samples < 1 || o.Depth < 1 || o.Depth > 256 || int64(o.Samples) > most/o.Sample || o.Seconds <= 0 || o.Seconds > 3600 {
 		return errors.New("a block and a gather have at most 1 GiB, a depth is 1 to 256, and seconds are up to 3600")
-	case o.Cold && (o.GPUs[0] == cufile.HostDevice || len(o.GPUs) > 1 || o.Refill || o.Rounds < 1 || o.Rounds > 100):
-		return errors.New("--cold is for one GPU and 1 to 100 rounds, and not with --refill")
 	}
 	for _, m := range o.Modes {
 		if m != Sequential && m != Random && m != Gather {
@@ -73,12 +68,7 @@ func (o *Options) Measure(ctx context.Context) (*Result, error) {
 	if err := o.measureWall(ctx, result); err != nil {
 		return nil, err
 	}
-	if o.Cold {
-		err = o.measureCold(ctx, result)
-	} else {
-		err = o.measurePaths(ctx, plans, result)
-	}
-	if err != nil {
+	if err := o.measurePaths(ctx, plans, result); err != nil {
 		return nil, err
 	}
 	return result, nil
@@ -105,7 +95,6 @@ type Row struct {
 	Seconds  float64   `json:"seconds"`
 	GBps     float64   `json:"gb_per_s"`                   // 1e9 bytes
 	OfWall   float64   `json:"of_wall"`                    // of the pinned copy, 0 on the host
-	OfPlain  float64   `json:"of_plain,omitempty"`         // with --cold: of the plain reader
 	CPUPerGB float64   `json:"cpu_s_per_gb"`               // user and system, of this process
 	PerGPU   []float64 `json:"gb_per_s_per_gpu,omitempty"` // where there are several
 	Skipped  string    `json:"skip,omitempty"`             // why there is no measurement

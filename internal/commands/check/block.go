@@ -91,7 +91,7 @@ func (m *Machine) readBlocks(s *Recording) {
 	const class = "sys/class/block/"
 	for _, name := range s.list(strings.TrimSuffix(class, "/")) {
 		b := &Block{Name: name}
-		b.path, _ = s.real(class + name)
+		b.path = s.real(class + name)
 		b.Dev, _ = s.text(class + name + "/dev")
 		if s.exists(class + name + "/partition") {
 			b.Disk = path.Base(path.Dir(b.path))

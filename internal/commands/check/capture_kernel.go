@@ -23,7 +23,7 @@ const (
 
 // kernel keeps the kernel's settings and which of the modules that matter are installed. Symbols are looked at only
 // where there are no settings, as in many containers: they are 10 MB of text.
-func (c *capturer) kernel() error {
+func (c *capturer) kernel() {
 	release, _ := c.s.text("proc/sys/kernel/osrelease")
 	found := false
 	for _, name := range []string{keptConfig, "proc/config.gz", "boot/config-" + release, "lib/modules/" + release + "/config"} {
@@ -36,10 +36,9 @@ func (c *capturer) kernel() error {
 	}
 	for _, name := range []string{keptModules, "lib/modules/" + release + "/modules.dep"} {
 		if at := c.step(".", name); at != "" && c.copyTo(keptModules, at, cleanInstalled) {
-			return nil
+			return
 		}
 	}
-	return nil
 }
 
 // copyTo keeps a file under another name, and says whether it could be read.

@@ -68,7 +68,7 @@ func keepSymbols(symbols ...string) cleaner {
 func cleanCmdline(w *bytes.Buffer, r io.Reader) error {
 	return lines(r, func(line string) {
 		var kept []string
-		for _, word := range strings.Fields(line) {
+		for word := range strings.FieldsSeq(line) {
 			name, _, _ := strings.Cut(word, "=")
 			switch name {
 			case "iommu", "intel_iommu", "amd_iommu", "iommu.passthrough", "iommu.strict", "arm-smmu.disable_bypass", "pci", "pcie_acs_override", "pcie_ports",

@@ -270,7 +270,7 @@ func NVFSReads(s *Recording) (n uint64, ok bool) {
 		if strings.TrimSpace(name) != "Reads" {
 			continue
 		}
-		for _, word := range strings.Fields(rest) {
+		for word := range strings.FieldsSeq(rest) {
 			if digits, found := strings.CutPrefix(word, "n="); found {
 				n, err := strconv.ParseUint(digits, 10, 64)
 				return n, err == nil
@@ -282,7 +282,7 @@ func NVFSReads(s *Recording) (n uint64, ok bool) {
 
 // parseDriver reads "NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (...)".
 func parseDriver(text string) (version string, open bool) {
-	for _, word := range strings.Fields(text) {
+	for word := range strings.FieldsSeq(text) {
 		if parseVersion(word).atLeast(100) && strings.Contains(word, ".") {
 			return word, strings.Contains(text, "Open Kernel Module")
 		}

@@ -74,7 +74,7 @@ func (m *Machine) readPCI(s *Recording) {
 		}
 	}
 	for _, name := range s.list("sys/class/nvme") {
-		at, _ := s.real("sys/class/nvme/" + name + "/device")
+		at := s.real("sys/class/nvme/" + name + "/device")
 		for i := range m.Drives {
 			if m.Drives[i].path == at {
 				m.Drives[i].Name = name
@@ -82,7 +82,7 @@ func (m *Machine) readPCI(s *Recording) {
 		}
 	}
 	for _, name := range s.list("sys/class/infiniband") {
-		at, _ := s.real("sys/class/infiniband/" + name + "/device")
+		at := s.real("sys/class/infiniband/" + name + "/device")
 		if d := m.Buses[path.Base(at)]; d != nil {
 			card := *d
 			card.Name = name
@@ -108,7 +108,7 @@ func (m *Machine) mayUse(s *Recording, address string) bool {
 
 func readPCIDevice(s *Recording, at string) PCIDevice {
 	d := PCIDevice{Address: path.Base(at), NUMA: -1}
-	d.path, _ = s.real(at)
+	d.path = s.real(at)
 	d.Driver = s.base(at + "/driver")
 	if text, ok := s.text(at + "/numa_node"); ok {
 		if n, err := strconv.Atoi(text); err == nil {

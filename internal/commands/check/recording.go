@@ -1,6 +1,7 @@
 package check
 
 import (
+	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -35,9 +36,7 @@ func NewRecording() *Recording { return &Recording{entries: map[string]*entry{".
 
 // Merge adds the entries of another recording of the same machine.
 func (s *Recording) Merge(other *Recording) {
-	for name, e := range other.entries {
-		s.entries[name] = e
-	}
+	maps.Copy(s.entries, other.entries)
 }
 
 // put adds an entry, and the directories above it.
@@ -83,21 +82,20 @@ func follow(at, name string, link func(name string) (target string, is bool)) (r
 }
 
 // real follows symbolic links. The target need not be in the recording: sysfs has links to files that were not kept, and
-// only where they lead matters. ok says whether it is.
-func (s *Recording) real(name string) (resolved string, ok bool) {
-	at, ok := follow(".", name, func(name string) (string, bool) {
+// only where they lead matters.
+func (s *Recording) real(name string) string {
+	at, _ := follow(".", name, func(name string) (string, bool) {
 		e := s.entries[name]
 		if e == nil || e.kind != kindLink {
 			return "", false
 		}
 		return e.target, true
 	})
-	return at, ok && s.entries[at] != nil
+	return at
 }
 
 func (s *Recording) find(name string) *entry {
-	at, _ := s.real(name)
-	return s.entries[at]
+	return s.entries[s.real(name)]
 }
 
 func (s *Recording) exists(name string) bool { return s.find(name) != nil }
@@ -117,7 +115,7 @@ func (s *Recording) lines(name string) []string {
 // base gives the last part of where a link leads, as "nvme" for a device's link "driver".
 func (s *Recording) base(name string) string {
 	dir, file := path.Split(strings.Trim(name, "/"))
-	at, _ := s.real(dir)
+	at := s.real(dir)
 	if e := s.entries[path.Join(at, file)]; e != nil && e.kind == kindLink {
 		return path.Base(e.target)
 	}
@@ -126,7 +124,7 @@ func (s *Recording) base(name string) string {
 
 // list gives the sorted names in a directory.
 func (s *Recording) list(name string) []string {
-	at, _ := s.real(name)
+	at := s.real(name)
 	prefix := at + "/"
 	if at == "." {
 		prefix = ""

@@ -1,3 +1,8 @@
+// Package cufilejson writes cufile.json, the configuration of NVIDIA's libcufile, for a machine and a workload: each value with its
+// reason.
+//
+// Units and defaults are those of NVIDIA's GPUDirect Storage configuration guide of November 2026. libcufile 1.13.1, 1.15.1 and 1.19.1
+// took such files. The dialect is JSON with comments, but without trailing commas.
 package cufilejson
 
 import (
@@ -5,6 +10,14 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+)
+
+// Defaults of libcufile, in KB, and the entries of a batch.
+const (
+	defaultDirectKB    = 16384
+	defaultPerBufferKB = 1024
+	defaultPinnedKB    = 33554432
+	defaultBatch       = 128
 )
 
 // Workloads that Write knows.

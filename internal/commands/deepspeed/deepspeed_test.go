@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-
-	"github.com/hbmfs/hbmfs/internal/commands/cufilejson"
 )
 
 // place is a machine: /nvme is XFS, /mnt/pile a mount of hbmfs.
@@ -98,7 +96,7 @@ func FuzzLint(f *testing.F) {
 		findings := Lint([]byte(text), place)
 		bad := false
 		for _, x := range findings {
-			bad = bad || x.Level == cufilejson.Error
+			bad = bad || x.Level == Error
 			if x.Line < 1 || x.Column < 1 || x.Line > strings.Count(text, "\n")+1 || x.Message == "" {
 				t.Errorf("%q: %+v", text, x)
 			}

@@ -55,8 +55,7 @@ func (e *exporter) send(ctx context.Context, spans []sdk.ReadOnlySpan) error {
 	req.Header = e.header.Clone()
 	req.Header.Set("Content-Type", "application/json")
 	res, err := e.client.Do(req)
-	var sent *url.Error
-	if errors.As(err, &sent) { // its address may have a password in it
+	if sent, ok := errors.AsType[*url.Error](err); ok { // its address may have a password in it
 		return sent.Err
 	}
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"slices"
 	"unicode/utf8"
 )
 
@@ -88,11 +89,9 @@ func refusal(head []byte, named bool) string {
 // readsAsText keeps prose that happens to begin like a file of another kind. A magic of letters alone is believed only
 // where bytes that no text has follow.
 func readsAsText(head []byte, f foreign) bool {
-	for _, letters := range []string{"RIFF", "ftyp", "OggS", "ID3", "fLaC", "MZ", "GGUF", "ORC", "PARE", "FEA1", "GIF87a", "GIF89a"} {
-		if f.magic == letters {
-			controls, invalid := unreadable(head)
-			return bytes.IndexByte(head, 0) < 0 && controls == 0 && invalid == 0
-		}
+	if slices.Contains([]string{"RIFF", "ftyp", "OggS", "ID3", "fLaC", "MZ", "GGUF", "ORC", "PARE", "FEA1", "GIF87a", "GIF89a"}, f.magic) {
+		controls, invalid := unreadable(head)
+		return bytes.IndexByte(head, 0) < 0 && controls == 0 && invalid == 0
 	}
 	return false
 }

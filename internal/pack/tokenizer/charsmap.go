@@ -6,16 +6,17 @@ import (
 	"errors"
 	"fmt"
 	"unicode/utf8"
+
+	"github.com/clipperhouse/uax29/v2/graphemes"
 )
 
 // charsmap is a normalizer of sentencepiece models: a double-array trie of byte strings, and the replacement of each.
 // The tokenizers package (normalizers/precompiled.rs, spm_precompiled 0.1) asks it for grapheme clusters of up to five
-// bytes, and for runes where the cluster is longer or not in it. It takes the shortest prefix that is in it.
+// bytes (of Unicode 17, as in unicode-segmentation 1.13), and for runes where the cluster is longer or not in it. It takes the shortest prefix that is in it.
 type charsmap struct {
-	units    []uint32
-	blob     []byte
-	clusters *graphemes
-	ascii    [utf8.RuneSelf][]byte // the replacement of a byte that is a cluster, nil for itself
+	units []uint32
+	blob  []byte
+	ascii [utf8.RuneSelf][]byte // the replacement of a byte that is a cluster, nil for itself
 }
 
 // newCharsmap reads precompiled_charsmap: the trie's size in bytes, the trie, and texts that end with a zero.
@@ -28,7 +29,7 @@ func newCharsmap(raw []byte) (*charsmap, error) {
 	if size > int64(len(raw)) || size < 4 || size%4 != 0 {
 		return nil, errors.New("the trie of a precompiled_charsmap is longer than that, or not of 4-byte units")
 	}
-	c := &charsmap{units: make([]uint32, size/4), blob: raw[size:], clusters: newGraphemes()}
+	c := &charsmap{units: make([]uint32, size/4), blob: raw[size:]}
 	for i := range c.units {
 		c.units[i] = binary.LittleEndian.Uint32(raw[4*i:])
 	}
@@ -100,7 +101,8 @@ func (c *charsmap) append(dst, text []byte, steps *int) []byte {
 			i++
 			continue
 		}
-		end := c.clusters.end(text, i)
+		n, _, _ := graphemes.SplitFunc(text[i:], true) // it never fails
+		end := i + n
 		if end-i <= longest {
 			if to, ok := c.lookup(text[i:end]); ok {
 				dst = append(dst, to...)

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"unicode/utf8"
 )
@@ -80,10 +82,8 @@ func (l *hfLoader) loadMerges(m *hfModel) error {
 		b.pairs.set(x, y, pairMerge{uint32(rank), joined})
 	}
 	if l.byteWise && m.ByteFallback {
-		for _, id := range b.units {
-			if id == none {
-				return errors.New("byte_fallback is not supported with ByteLevel, where a byte has no token")
-			}
+		if slices.Contains(b.units, none) {
+			return errors.New("byte_fallback is not supported with ByteLevel, where a byte has no token")
 		}
 	}
 	l.model.merges = b
@@ -217,9 +217,7 @@ tokens:
 // modelVocab copies the vocabulary before added tokens come to it.
 func (l *hfLoader) modelVocab() map[string]uint32 {
 	whole := make(map[string]uint32, len(l.vocab))
-	for token, id := range l.vocab {
-		whole[token] = id
-	}
+	maps.Copy(whole, l.vocab)
 	return whole
 }
 

@@ -80,8 +80,7 @@ func fileName(file string) string {
 
 // plain leaves out the path, which the caller has.
 func plain(err error) error {
-	var inner *os.PathError
-	if errors.As(err, &inner) {
+	if inner, ok := errors.AsType[*os.PathError](err); ok {
 		return inner.Err
 	}
 	return err

@@ -71,12 +71,6 @@ func Caller(uid, gid, thread uint32, f func() error) error {
 	return err
 }
 
-// FSUID is the user as whom this thread makes files and opens them: outside of [Do], the process's effective user.
-func FSUID() uint32 {
-	uid, _ := unix.SetfsuidRetUid(-1) // which changes nothing
-	return uint32(uid)
-}
-
 // rights are those of a thread.
 type rights struct {
 	groups []uint32

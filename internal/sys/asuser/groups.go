@@ -21,7 +21,7 @@ func groupsOf(thread uint32) (groups []uint32) {
 		if !ok {
 			continue
 		}
-		for _, word := range strings.Fields(rest) {
+		for word := range strings.FieldsSeq(rest) {
 			g, err := strconv.ParseUint(word, 10, 32)
 			if err != nil {
 				return nil

@@ -165,7 +165,7 @@ func blocks(text string) (all []block) {
 		}
 		lines = nil
 	}
-	for _, line := range strings.Split(strings.TrimRight(text, "\n"), "\n") {
+	for line := range strings.SplitSeq(strings.TrimRight(text, "\n"), "\n") {
 		switch is := strings.HasPrefix(line, "  "); {
 		case line == "" && !pre:
 			end()
@@ -214,7 +214,7 @@ func (m *Manual) markdown(cmd *cobra.Command) string {
 	}
 	for _, p := range blocks(cmd.Long) {
 		b.WriteByte('\n')
-		for _, line := range strings.Split(p.text, "\n") {
+		for line := range strings.SplitSeq(p.text, "\n") {
 			if p.pre && line != "" {
 				line = "    " + line
 			}

@@ -73,7 +73,7 @@ func checkFileName(name string) error {
 	case strings.SplitN(name, "/", 2)[0] == ManifestName:
 		return failf(ErrInvalid, "it is the manifest's")
 	}
-	for _, part := range strings.Split(name, "/") {
+	for part := range strings.SplitSeq(name, "/") {
 		if len(part) > mostComponent {
 			return failf(ErrInvalid, "a part of it is longer than %d bytes", mostComponent)
 		}

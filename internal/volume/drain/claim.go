@@ -65,7 +65,7 @@ func (d *Drain) claim(ctx context.Context, part checkpoint.Part) error {
 	if err != nil {
 		return err
 	}
-	_, err = d.putSmall(ctx, MarkName, text, found == nil)
+	err = d.putSmall(ctx, MarkName, text, found == nil)
 	if errors.Is(err, fs.ErrExist) { // another was faster
 		return d.claim(ctx, part)
 	}

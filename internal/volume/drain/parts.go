@@ -85,7 +85,7 @@ func (s *sending) claimPart(ctx context.Context) error {
 		if again || slices.Contains(h.claims[part], s.d.state.volume) {
 			return nil
 		}
-		if _, err := s.d.putSmall(ctx, mine+s.d.state.volume, []byte("claimed\n"), false); err != nil {
+		if err := s.d.putSmall(ctx, mine+s.d.state.volume, []byte("claimed\n"), false); err != nil {
 			return err
 		}
 	}
@@ -101,7 +101,7 @@ func (s *sending) record(ctx context.Context) error {
 	}
 	text, err := m.Text()
 	if err == nil {
-		_, err = s.d.putSmall(ctx, stateOf(s.it.name)+partName(m.Part)+".manifest", text, false)
+		err = s.d.putSmall(ctx, stateOf(s.it.name)+partName(m.Part)+".manifest", text, false)
 	}
 	if err != nil {
 		return fmt.Errorf("tell the other nodes of this part: %w", err)
@@ -138,7 +138,7 @@ func (s *sending) agree(ctx context.Context) error {
 				return err
 			}
 		}
-		if _, err := s.d.putSmall(ctx, stateOf(s.it.name)+mine+".agrees-"+digest, []byte("agreed\n"), false); err != nil {
+		if err := s.d.putSmall(ctx, stateOf(s.it.name)+mine+".agrees-"+digest, []byte("agreed\n"), false); err != nil {
 			return err
 		}
 		if h, err = s.d.hear(ctx, s.it.name); err != nil {
@@ -242,7 +242,7 @@ func (s *sending) merge(ctx context.Context, parts []string) error {
 	if err != nil {
 		return err
 	}
-	_, err = s.d.putSmall(ctx, s.prefix()+checkpoint.ManifestName, text, true)
+	err = s.d.putSmall(ctx, s.prefix()+checkpoint.ManifestName, text, true)
 	if err != nil && !errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("store the manifest: %w", err)
 	}

@@ -311,7 +311,7 @@ func (s *sending) confirm(ctx context.Context) error {
 
 // publish stores the manifest, which makes the checkpoint one, and reads it back.
 func (s *sending) publish(ctx context.Context) error {
-	_, err := s.d.putSmall(ctx, s.prefix()+checkpoint.ManifestName, s.text, true)
+	err := s.d.putSmall(ctx, s.prefix()+checkpoint.ManifestName, s.text, true)
 	if err != nil && !errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("store the manifest: %w", err)
 	}
@@ -346,7 +346,7 @@ func (s *sending) isRemote(size int64) {
 }
 
 // putSmall stores a small object, and compares it.
-func (d *Drain) putSmall(ctx context.Context, name string, text []byte, onlyNew bool) (o s3origin.Stored, err error) {
+func (d *Drain) putSmall(ctx context.Context, name string, text []byte, onlyNew bool) error {
 	crc, sum := smallSums(text)
 	put := func(onlyNew bool) error {
 		return d.try(ctx, func(ctx context.Context, alive func()) (err error) {
@@ -355,17 +355,18 @@ func (d *Drain) putSmall(ctx context.Context, name string, text []byte, onlyNew 
 			if d.sums.Load() == sumsMD5 {
 				given = ""
 			}
-			if o, err = d.bucket.Put(ctx, name, bytes.NewReader(text), int64(len(text)), given, onlyNew); err != nil {
+			o, err := d.bucket.Put(ctx, name, bytes.NewReader(text), int64(len(text)), given, onlyNew)
+			if err != nil {
 				return err
 			}
 			return d.check(&o, crc, sum())
 		})
 	}
-	err = put(onlyNew)
+	err := put(onlyNew)
 	if onlyNew && errors.Is(err, errors.ErrUnsupported) { // a store without conditional writes: who wrote is seen by reading back
 		err = put(false)
 	}
-	return o, err
+	return err
 }
 
 // list gives the objects below a prefix.

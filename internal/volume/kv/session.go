@@ -267,8 +267,7 @@ func refuse(errno unix.Errno, format string, args ...any) *control.Refusal {
 
 // refusalOf makes an error the client's answer.
 func refusalOf(err error) *control.Refusal {
-	var known *control.Refusal
-	if errors.As(err, &known) {
+	if known, ok := errors.AsType[*control.Refusal](err); ok {
 		return known
 	}
 	errno := unix.EIO

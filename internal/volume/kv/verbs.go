@@ -62,7 +62,7 @@ func (s *Store) forget(o *owner, token uint64) *hold {
 }
 
 // release ends a hold: a pin, or a reservation that is given up. The namespace's lock is held.
-func (s *Store) release(o *owner, token uint64) *hold {
+func (s *Store) release(o *owner, token uint64) {
 	h := s.forget(o, token)
 	switch {
 	case h == nil:
@@ -71,7 +71,6 @@ func (s *Store) release(o *owner, token uint64) *hold {
 	default:
 		h.tier.letGo(h.slot)
 	}
-	return h
 }
 
 // lookup answers KV_LOOKUP.

@@ -5,8 +5,7 @@
 #   OUT    a folder for the logs and the JSON
 #   GIB    the size of the file that is measured (8)
 # It ends with 1 where a test failed, or a path brought other bytes than the file's.
-# As root it writes udev data for the disk where there is none, since libcufile refuses a disk without, and drops the
-# file from the page cache for the cold part. It changes nothing else.
+# As root it writes udev data for the disk where there is none, since libcufile refuses a disk without. It changes nothing else.
 set -eu
 
 hbmfs=$(realpath "$1")
@@ -88,8 +87,5 @@ for n in 2 4 8; do
     bench "gpus-$n" --gpus "$(seq -s , 0 $((n - 1)))" --paths staged,kept,moving --modes sequential --seconds 1
 done
 python3 -W ignore "$here/peers.py" "$file" | tee "$out/peers.txt"
-
-echo "== cold"
-bench cold --cold --length 3GiB --rounds 5
 echo "gpu: $([ $failed -eq 0 ] && echo done || echo FAILED)"
 exit $failed

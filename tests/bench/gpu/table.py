@@ -25,10 +25,9 @@ def table(result: dict) -> str:
         if row.get("skip"):
             lines.append(f"| {row['path']} | {row['mode']} | - | - | {row['skip']} |")
             continue
-        part = f"{row['of_wall']:.2f}" if not row.get("of_plain") else f"{row['of_plain']:.2f} of plain"
         each = "".join(f" {rate:.1f}" for rate in row.get("gb_per_s_per_gpu", []))
         rate = f"{row['gb_per_s']:.2f}" + (f" ({each.strip()})" if each else "")
-        lines.append(f"| {row['path']} | {row['mode']} | {rate} | {part} | {row['cpu_s_per_gb']:.3f} |")
+        lines.append(f"| {row['path']} | {row['mode']} | {rate} | {row['of_wall']:.2f} | {row['cpu_s_per_gb']:.3f} |")
     return "\n".join(lines)
 
 

@@ -91,14 +91,13 @@ func script(t *testing.T, file, name string) string {
 	return ""
 }
 
-// The cufile.json of the examples is one that cuFile takes.
+// The cufile.json of the examples is what the command writes where there is no GPU.
 func TestCuFileOfExamples(t *testing.T) {
 	binary := blackbox.Given(t)
-	path := filepath.Join(t.TempDir(), "cufile.json")
-	if err := os.WriteFile(path, []byte(script(t, "cufile-configmap.yaml", "cufile.json")), 0o600); err != nil {
-		t.Fatal(err)
+	written := output(t, true, binary.Path(), "cufile-json", "--for", "read", "--root", t.TempDir())
+	if got := script(t, "cufile-configmap.yaml", "cufile.json"); strings.TrimSpace(got) != strings.TrimSpace(written) {
+		t.Errorf("%s\nwant\n%s", got, written)
 	}
-	output(t, true, binary.Path(), "cufile-json", "--lint", path)
 }
 
 // The training job's program runs, on a CPU, over a mount.
