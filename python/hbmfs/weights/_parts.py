@@ -160,21 +160,20 @@ class Layout:
         if part.length == 0:
             self.places.append(Place(part, -1, 0))
             return
-        before = self.reads[-1][-1] if self.reads else None
+        if not self.blocks or self._apart or self.blocks[-1] + part.length > BLOCK:
+            self.blocks.append(0)
+            self.reads.append([])
+        size, reads = self.blocks[-1], self.reads[-1]
+        before = reads[-1] if reads else None
         follows = (
             before is not None
             and before.file == file
             and len(before.offsets) == len(part.offsets) == 1
             and before.offsets[0] + before.run == part.offsets[0]
-            and self.blocks[-1] % _alignment(part) == 0
+            and size % _alignment(part) == 0
         )
-        if not self.blocks or self._apart or self.blocks[-1] + part.length > BLOCK:
-            self.blocks.append(0)
-            self.reads.append([])
-            follows = False
-        size, reads = self.blocks[-1], self.reads[-1]
         if follows:
-            before = reads[-1]
+            assert before is not None
             reads[-1] = before._replace(run=before.run + part.run)
         else:
             size = -(-size // APART) * APART
