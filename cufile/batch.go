@@ -42,7 +42,7 @@ func BeginBatch(ctx context.Context, to Target, b *Batch, said *Sequences) (*Req
 		}
 	}
 	r := files[0].r
-	s := &scattering{r: r, files: files}
+	s := &scattering{r: r, files: files, many: len(b.Starts) >= manySpans}
 	s.locate = func() ([]part, error) { return b.parts(&to, s.memory(len(b.Starts))) }
 	return s.begin(ctx, to.Stream, func() (err error) {
 		if s.to, err = b.check(&to); err == nil && said != nil {

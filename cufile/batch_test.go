@@ -75,6 +75,42 @@ func TestBatchOfOneFile(t *testing.T) {
 	})
 }
 
+// TestBatchOfManySpans brings batches whose spans are located by the thread that begins them, and by another one. Spans that cannot be are an error of the request.
+func TestBatchOfManySpans(t *testing.T) {
+	everyPath(t, func(t *testing.T, o Options) {
+		name, data := randomFile(t, 100_000, 21)
+		r := newReader(t, o)
+		f := openFileIn(t, r, name)
+		for _, n := range []int{manySpans - 1, manySpans, 2*manySpans + 3} {
+			random := rand.New(rand.NewPCG(21, uint64(n)))
+			b := Batch{Files: []*File{f}, Element: 2}
+			var want []byte
+			for range n {
+				start, length := random.Int64N(f.Size()/2-30), random.Int64N(30)
+				b.Starts, b.Lengths = append(b.Starts, start), append(b.Lengths, length)
+				want = append(want, data[2*start:2*(start+length)]...)
+			}
+			m := newMemory(t, r, int64(len(want)), 0)
+			for round := range 3 { // the later ones may find all of it registered
+				q, err := BeginBatch(t.Context(), Target{Memory: m.Memory}, &b, nil)
+				must(t, err)
+				_, err = q.Result()
+				must(t, err)
+				m.holds(t, want, isFake(o))
+				if round == 0 {
+					wrong := b
+					wrong.Starts = append([]int64{f.Size()}, b.Starts[1:]...)
+					q, err := BeginBatch(t.Context(), Target{Memory: m.Memory}, &wrong, nil)
+					must(t, err)
+					if _, err = q.Result(); !errors.Is(err, ErrOutOfRange) {
+						t.Errorf("%d spans, one of them behind the end: %v", n, err)
+					}
+				}
+			}
+		}
+	})
+}
+
 // brought gives the error of a batch, of its begin or of the request.
 func brought(t *testing.T, to Target, b *Batch) error {
 	t.Helper()

@@ -32,6 +32,7 @@ type scattering struct {
 	files  []*File
 	locate func() ([]part, error) // finds parts; nil where they are known
 	also   *sequences.Writing     // nil: nothing is said of tokens
+	many   bool                   // there are manySpans, or more
 
 	to     crew.Destination
 	parts  []part
@@ -55,6 +56,10 @@ func (s *scattering) memory(n int) []source.Span {
 	return *s.room
 }
 
+// manySpans is from how many on a request's spans are looked at by a goroutine of its own. All requests wait for the thread that launches kernels, so
+// that waking another one pays.
+const manySpans = 1024
+
 // look finds the spans, those that the device may see, and the request's other writes.
 func (s *scattering) look() (err error) {
 	if s.locate != nil {
@@ -74,9 +79,6 @@ func (s *scattering) look() (err error) {
 
 // launch starts moving the rows that the GPU sees, and others beside them.
 func (s *scattering) launch(ctx context.Context, w *crew.Worker) error {
-	if err := s.look(); err != nil {
-		return err
-	}
 	if err := s.r.mapped.MoveRows(w, &s.to, s.rows); err != nil {
 		return err
 	}
@@ -102,10 +104,26 @@ func (s *scattering) start(ctx context.Context, done func(Result, error)) {
 		moved(s.copy(ctx))
 	case s.r.copied != nil:
 		go func() { moved(s.copy(ctx)) }() // likewise
-	case s.r.mapped.PinnedBytes() > 0 && s.r.mapped.Thread.Start(ctx, func(w *crew.Worker) error { return s.launch(ctx, w) }, moved):
-	default:
-		go func() { moved(cmp.Or(s.look(), mapped.ErrApart)) }() // likewise
+	case s.many || !s.handed(ctx, s.look, moved):
+		go func() { // likewise
+			err := s.look()
+			if err != nil || !s.many || !s.handed(ctx, nil, moved) {
+				moved(cmp.Or(err, mapped.ErrApart))
+			}
+		}()
 	}
+}
+
+// handed says whether the thread that launches kernels goes on with the request. It calls look before, if that is not nil.
+func (s *scattering) handed(ctx context.Context, look func() error, moved func(err error)) bool {
+	return s.r.mapped.PinnedBytes() > 0 && s.r.mapped.Thread.Start(ctx, func(w *crew.Worker) error {
+		if look != nil {
+			if err := look(); err != nil {
+				return err
+			}
+		}
+		return s.launch(ctx, w)
+	}, moved)
 }
 
 // rest moves the spans that launch did not move, and does writes that were not begun. err is the error of moving

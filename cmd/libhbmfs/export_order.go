@@ -6,7 +6,6 @@ package main
 import "C"
 
 import (
-	"math/bits"
 	"unsafe"
 
 	"github.com/hbmfs/hbmfs/cmd/libhbmfs/internal/order"
@@ -19,6 +18,9 @@ func list[T, U any](p *U, n C.int64_t) ([]T, error) {
 	}
 	return unsafe.Slice((*T)(unsafe.Pointer(p)), int(n)), nil
 }
+
+// mostDrawn is how many sources a mixture has at most, since a byte says which one gives a sample.
+const mostDrawn = 256
 
 //export hbmfs_go_pack
 func hbmfs_go_pack(borders *C.int64_t, many C.int64_t, begins *C.int64_t, first, count, room C.int64_t, keys *C.uint64_t, rounds C.int64_t,
@@ -85,27 +87,34 @@ func hbmfs_go_cut(borders **C.int64_t, counts *C.int64_t, datasets C.int64_t, so
 	})
 }
 
-//export hbmfs_go_permute
-func hbmfs_go_permute(numbers *C.uint64_t, count C.int64_t, n, rows, columns C.uint64_t, keys *C.uint64_t, rounds C.int64_t, why *C.hbmfs_failure) C.int32_t {
+//export hbmfs_go_starts
+func hbmfs_go_starts(of *C.hbmfs_epochs, k, rounds C.int64_t, drawn *C.uint8_t, n C.int64_t, places *C.int64_t, count C.int64_t, starts *C.int64_t,
+	sources *C.int32_t, why *C.hbmfs_failure) C.int32_t {
 	return answer(why, func() error {
-		all, err := list[uint64](numbers, count)
+		if k < 1 || k > mostDrawn || rounds < 0 || rounds > mostItems {
+			return failf(codeInvalid, "a mixture of %d datasets, with keys of %d rounds, cannot be", int64(k), int64(rounds))
+		}
+		asked, err := list[int64](places, count)
 		if err != nil {
 			return err
 		}
-		each, err := list[uint64](keys, rounds)
-		if err != nil {
-			return err
+		if n < 0 || n > mostItems {
+			return failf(codeInvalid, "an array of %d elements cannot be", int64(n))
 		}
-		p := order.Permutation{N: uint64(n), Rows: uint64(rows), Columns: uint64(columns), Keys: each}
-		if high, cells := bits.Mul64(p.Rows, p.Columns); high > 0 || cells < p.N || p.N == 0 || cells-p.N >= p.Rows { // with more cells it would walk for long
-			return failf(codeInvalid, "%d numbers are not those of %d rows of %d", p.N, p.Rows, p.Columns)
-		}
-		for _, k := range all {
-			if k >= p.N {
-				return failf(codeInvalid, "%d is not below %d", k, p.N)
+		all := make([]order.Epochs, k)
+		for i, c := range unsafe.Slice(of, int(k)) {
+			e := order.Epochs{Count: int64(c.count), Apart: int64(c.apart), Given: int64(c.given), First: int64(c.first)}
+			if c.epochs < 0 || rounds > 0 && c.epochs > mostItems/rounds || c.documents < 0 || c.documents > mostItems {
+				return failf(codeInvalid, "keys of %d epochs, or borders of %d documents, cannot be", int64(c.epochs), int64(c.documents))
 			}
+			e.Keys = optional[uint64](c.keys, int(c.epochs*rounds))
+			e.Borders, e.Before = optional[int64](c.borders, int(c.documents)+1), optional[int64](c.before, int(c.documents)+1)
+			all[i] = e
 		}
-		p.Apply(all)
+		begin, source := unsafe.Slice((*int64)(unsafe.Pointer(starts)), len(asked)), unsafe.Slice((*int32)(unsafe.Pointer(sources)), len(asked))
+		if err := order.Starts(all, int(rounds), optional[byte](drawn, int(n)), asked, begin, source); err != nil {
+			return &otherwise{codeInvalid, err}
+		}
 		return nil
 	})
 }
@@ -113,7 +122,7 @@ func hbmfs_go_permute(numbers *C.uint64_t, count C.int64_t, n, rows, columns C.u
 //export hbmfs_go_draw
 func hbmfs_go_draw(sources *C.hbmfs_source, k, n, end C.int64_t, drawn *C.uint8_t, room C.int64_t, count *C.int64_t, why *C.hbmfs_failure) C.int32_t {
 	return answer(why, func() error {
-		if k < 1 || k > 256 {
+		if k < 1 || k > mostDrawn {
 			return failf(codeInvalid, "a mixture of %d sources cannot be drawn", int64(k))
 		}
 		out, err := list[byte](drawn, room)

@@ -230,11 +230,11 @@ int32_t hbmfs_cut(const int64_t *const *borders, const int64_t *counts, int64_t 
     return hbmfs_go_cut((int64_t **)borders, (int64_t *)counts, datasets, (int32_t *)sources, (int64_t *)starts, rows, length, each, lengths, documents, goes_on, room, total, why);
 }
 
-int32_t hbmfs_permute(uint64_t *numbers, int64_t count, uint64_t n, uint64_t rows, uint64_t columns, const uint64_t *keys, int64_t rounds,
-                      hbmfs_failure *why) {
+int32_t hbmfs_starts(const hbmfs_epochs *of, int64_t k, int64_t rounds, const uint8_t *drawn, int64_t n, const int64_t *places, int64_t count,
+                     int64_t *starts, int32_t *sources, hbmfs_failure *why) {
     REFUSE_FORKED;
-    REFUSE_NULL((count > 0 && !numbers) || (rounds > 0 && !keys));
-    return hbmfs_go_permute(numbers, count, n, rows, columns, (uint64_t *)keys, rounds, why);
+    REFUSE_NULL((k > 0 && !of) || (count > 0 && (!places || !starts || !sources)));
+    return hbmfs_go_starts((hbmfs_epochs *)of, k, rounds, (uint8_t *)drawn, n, (int64_t *)places, count, starts, sources, why);
 }
 
 int32_t hbmfs_draw(hbmfs_source *sources, int64_t k, int64_t n, int64_t end, uint8_t *drawn, int64_t room, int64_t *count, hbmfs_failure *why) {

@@ -341,7 +341,7 @@ typedef struct hbmfs_packed {
 /*
  * Packs a window of documents into samples of room tokens: best-fit decreasing. Document d has borders[d + 1] - borders[d] tokens, from
  * begins[d] on (NULL: borders[d]), and one longer than room is cut. The window is count places from first on of a permutation of all documents
- * by so many keys (see hbmfs_permute). Samples come in the order of a permutation by as many further keys. With rounds 0 documents come as
+ * by so many keys (see hbmfs_starts). Samples come in the order of a permutation by as many further keys. With rounds 0 documents come as
  * they are numbered, and samples as they were begun. Where sequences is more than capacity, no array is written: call again with so much.
  */
 int32_t hbmfs_pack(const int64_t *borders, int64_t borders_count, const int64_t *begins, int64_t first, int64_t count, int64_t room,
@@ -356,12 +356,23 @@ int32_t hbmfs_pack(const int64_t *borders, int64_t borders_count, const int64_t 
 int32_t hbmfs_cut(const int64_t *const *borders, const int64_t *counts, int64_t datasets, const int32_t *sources, const int64_t *starts, int64_t rows,
 		  int64_t length, int64_t *each, int64_t *lengths, int64_t *documents, uint8_t *goes_on, int64_t room, int64_t *total, hbmfs_failure *why);
 
+/* The samples of a dataset, in the order of all epochs: sample k is one of epoch k / count. */
+typedef struct hbmfs_epochs {
+	int64_t count, apart;   /* samples of an epoch, and tokens from one of them to the next */
+	int64_t given;          /* samples that come before those that were drawn */
+	int64_t first, epochs;  /* keys are of so many epochs from the first one on */
+	const uint64_t *keys;   /* NULL: samples come as they lie */
+	int64_t documents;
+	const int64_t *borders, *before; /* documents + 1 each: where documents begin, and how many samples come before each; NULL: none are known */
+} hbmfs_epochs;
+
 /*
- * Replaces each of count numbers below n by the one in its place of a permutation: a Feistel network over rows times columns, with a
- * key for each round and cycle walking. python/hbmfs/data/permutation.py defines it.
+ * Gives each of count samples its first token, and the number of its dataset, of k (at most 256). drawn has the datasets of n consecutive samples,
+ * and places, which ascend, say which of them are asked for. With drawn NULL they are places in the order of the first dataset. The order of
+ * an epoch is a permutation, a Feistel network with so many rounds and cycle walking. python/hbmfs/data/permutation.py defines it.
  */
-int32_t hbmfs_permute(uint64_t *numbers, int64_t count, uint64_t n, uint64_t rows, uint64_t columns, const uint64_t *keys, int64_t rounds,
-		      hbmfs_failure *why);
+int32_t hbmfs_starts(const hbmfs_epochs *of, int64_t k, int64_t rounds, const uint8_t *drawn, int64_t n, const int64_t *places, int64_t count,
+		     int64_t *starts, int32_t *sources, hbmfs_failure *why);
 
 /* A source of a mixture. Its next sample comes after may - 1 samples at the earliest, and is due as sample due. */
 typedef struct hbmfs_source {

@@ -301,6 +301,9 @@ SOURCE = np.dtype(
     [(name, "i8") for name in ("may", "due", "then_may", "then_due", "every")] + [(name, "u8", 2) for name in ("slope", "part", "may_past", "due_past")]
 )
 
+# hbmfs_epochs
+EPOCHS = np.dtype([(name, "i8") for name in ("count", "apart", "given", "first", "epochs", "keys", "documents", "borders", "before")])
+
 _pointer = ctypes.POINTER
 _FUNCTIONS: dict[str, list[Any]] = {  # each but hbmfs_abi returns a code, and takes a Failure last
     "reader_open": [_pointer(ReaderOptions), _pointer(_Handle)],
@@ -318,7 +321,7 @@ _FUNCTIONS: dict[str, list[Any]] = {  # each but hbmfs_abi returns a code, and t
     "batch_begin": [_pointer(Batch), _pointer(_Handle)],
     "pack": [ctypes.c_void_p, _i64, ctypes.c_void_p, _i64, _i64, _i64, ctypes.c_void_p, _i64, _pointer(PackedSamples)],
     "cut": [*[ctypes.c_void_p] * 2, _i64, *[ctypes.c_void_p] * 2, *[_i64] * 2, *[ctypes.c_void_p] * 4, _i64, _pointer(_i64)],
-    "permute": [ctypes.c_void_p, _i64, _u64, _u64, _u64, ctypes.c_void_p, _i64],
+    "starts": [ctypes.c_void_p, *[_i64] * 2, ctypes.c_void_p, _i64, ctypes.c_void_p, _i64, *[ctypes.c_void_p] * 2],
     "draw": [ctypes.c_void_p, _i64, _i64, _i64, ctypes.c_void_p, _i64, _pointer(_i64)],
     "safetensors_header": [_i32, *[ctypes.c_char_p] * 2, _i64, _pointer(_i64)],
     "wait": [_Handle, _i64, _pointer(Result)],

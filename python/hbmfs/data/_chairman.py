@@ -207,7 +207,8 @@ class Assignment:
         drawn = self._some(line.period)
         self._tries -= 1
         if self._lag(line) == before:
-            self._pattern, self._tries = drawn, 0
+            self._pattern, self._tries = np.tile(drawn, 1 + _PERIOD // line.period), 0
+            self._period = line.period
             self._repeats = self._n + (line.end - self._n - 2 * line.period) // line.period * line.period
         return drawn
 
@@ -215,12 +216,11 @@ class Assignment:
         return [a + s * (self._n - line.begin) - line.one * c for a, s, c in zip(line.at, line.slope, self._counts, strict=True)]
 
     def _repeat(self, count: int) -> NDArray[Any]:
-        """The next samples of an order that repeats itself. `repeats` is whole periods away from the beginning of one."""
-        period = len(self._pattern)
-        at = -(self._repeats - self._n) % period
-        drawn: NDArray[Any] = self._pattern[(at + np.arange(count)) % period]
+        """Some of the next samples of an order that repeats itself. `repeats` is whole periods away from the beginning of one."""
+        at = -(self._repeats - self._n) % self._period
+        drawn = self._pattern[at : at + count]
         given: list[int] = np.bincount(drawn, minlength=self._k).tolist()
-        self._n += count
+        self._n += len(drawn)
         self._counts = [a + b for a, b in zip(self._counts, given, strict=True)]
         if self._n == self._repeats:
             self._resume(self._n, self._counts)

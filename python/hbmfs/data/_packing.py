@@ -35,7 +35,7 @@ def pack(borders: Ints, begins: Ints, window: range, room: int, shuffle: tuple[i
     if library().forked:
         return pack_here(borders, begins, window, room, shuffle)
     borders, begins = np.ascontiguousarray(borders, np.int64), np.ascontiguousarray(begins, np.int64)
-    rounds = np.empty(0, np.uint64) if shuffle is None else np.concatenate([keys(shuffle[0], epoch) for epoch in shuffle[1:]])
+    rounds = np.empty(0, np.uint64) if shuffle is None else keys(*shuffle)
     many = len(window)
     packed = PackedSamples(sequences=many + 2 * many * int(borders[-1]) // ((len(borders) - 1) * room) + 64)  # mostly enough
     while packed.sequences > packed.capacity:

@@ -10,7 +10,7 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Generic
 
@@ -22,10 +22,12 @@ from .._lib._arguments import checked
 from .._lib._device import imported_torch
 from .._lib._warn import warn
 from ..errors import InvalidError, StaleError
+from ._ahead import begun
 from ._joined import Batch, Beside, Rows
 from ._queue import Queue
-from ._segments import as_kind, rows_and_labels
-from ._types import B
+from ._scatter import Spans
+from ._segments import as_kind, rows_and_labels, sequences_of
+from ._types import B, Ints
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -50,6 +52,7 @@ class Stream(Generic[B]):
 
     _row: int  # tokens read for one sample
     _rows: Rows | Beside
+    _read: Sequence[Any]  # the datasets
     pass_samples: int | None
 
     def __init__(
@@ -228,9 +231,25 @@ class Stream(Generic[B]):
     def _queue(self) -> Queue:
         raise NotImplementedError
 
+    def _of_rows(self, borders: Sequence[Ints] | None, sources: NDArray[np.int32] | None, starts: Ints) -> Callable[[], list[Batch]]:
+        """Begins to plan batches of rows of consecutive tokens, given their first ones and datasets; with borders, of the documents in them."""
+        rows = starts.shape[1]
+        of = itertools.repeat(None) if sources is None else sources
+        each = [Spans(rows, own, its, targets=self.targets and borders is None) for own, its in zip(starts, of, strict=False)]
+        if borders is None:
+            return lambda: [*map(Batch, each)]
+        said = begun(sequences_of, borders, None if sources is None else sources.reshape(-1), starts.reshape(-1), rows, self.seq_len)
+        return lambda: [*map(Batch, each, said())]
+
     def _told(self) -> bool:
         """Whether a daemon wants to hear of the plan."""
-        raise NotImplementedError
+        return any(dataset.stats().get("mounted") for dataset in self._read)
+
+    def _all_seen(self) -> bool:
+        """Whether the daemon need not hear more now: the last bytes of all files were in memory that the device reads."""
+        whole = [getattr(dataset, "whole", dataset) for dataset in self._read]
+        files = [dataset._open() if hasattr(dataset, "_open") else None for dataset in whole]
+        return all(file is not None and file.seen for file in files)
 
     def _shape(self, batch: Any, plan: Batch) -> Any:
         """The form in which a batch of this plan is handed out."""
@@ -283,7 +302,7 @@ class Stream(Generic[B]):
         position = self._position
         plan = self._plan(position + worker * self._step, workers * self._step)
         under_way: deque[Batch] = deque()
-        given, convert = _Given(), self.tensors or _device.torch_is_imported()
+        given, convert = _Given(), not self._rows.on_gpu and (self.tensors or _device.torch_is_imported())
         with self._queue() as queue:
             self._fill(queue, under_way, plan)
             while under_way:
@@ -324,7 +343,8 @@ class Stream(Generic[B]):
         while planned is not None:
             window = planned()
             if tell:
-                self._tell(window)
+                if not self._all_seen():
+                    self._tell(window)
                 window, previous, planned = previous, window, next(windows, None)
                 yield from window
                 continue

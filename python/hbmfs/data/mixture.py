@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -34,14 +33,12 @@ from numpy.typing import NDArray
 from .._lib._arguments import checked
 from ..errors import DeviceError, DtypeError, InvalidError
 from . import tokens
-from ._ahead import begun
 from ._blend import sources
 from ._chairman import NEVER, Assignment, lines
 from ._joined import Batch, Beside, Rows
 from ._queue import Queue
-from ._samples import Samples
-from ._scatter import Spans
-from ._segments import borders_of, sequences_of
+from ._samples import Samples, starts_of_drawn
+from ._segments import borders_of
 from ._stream import _WINDOW_SAMPLES, STATE_VERSION, Stream, at_least
 from ._types import A, B, Dataset
 from .part import Aligned, part_of
@@ -142,6 +139,7 @@ class Mixture(Stream[B]):
         )  # fmt: skip
         self.names = list(sources)
         self.datasets: list[Any] = [dataset for dataset, _ in sources.values()]
+        self._read = self.datasets
         self._rows = _rows(dict(zip(self.names, self.datasets, strict=True)), dtype)
         self.documents = bool(documents)
         self._borders = [borders_of(dataset) for dataset in self.datasets] if packed else None
@@ -244,35 +242,16 @@ class Mixture(Stream[B]):
         given = self._assigned.counts(first).tolist()
         drawn = self._assigned.sources(first, end)
         before = [n + self._earlier(source) for source, n in enumerate(given)]
-        return begun(self._planned, positions.shape, places - first, drawn, before)
-
-    def _planned(self, shape: tuple[int, int], places: NDArray[np.int64], drawn: NDArray[Any], before: list[int]) -> list[Batch]:
-        """The batches of samples at places of some that were drawn, before which the sources had given so many."""
-        starts, sources = np.empty(len(places), np.int64), np.empty(len(places), np.int32)
-        sources[:] = drawn[places]
-        row = np.full(len(drawn), -1)  # of each of these samples in this rank's batches
-        row[places] = np.arange(len(places))
-        order = np.argsort(drawn, kind="stable")  # the first source's samples, the second one's, and so on
-        ends = np.cumsum(np.bincount(drawn, minlength=len(self._samples))).tolist()
-        for source, (a, b) in enumerate(itertools.pairwise([0, *ends])):
-            own = row[order[a:b]]
-            mine = np.flatnonzero(own >= 0)
-            if len(mine):
-                starts[own[mine]] = self._samples[source].starts(mine + before[source], self._seeds[source] if self.shuffle else None)
-        rows = zip(starts.reshape(shape), sources.reshape(shape), strict=True)
-        each = [Spans(shape[1], own, of, targets=self.targets and self._borders is None) for own, of in rows]
-        if self._borders is None:
-            return [*map(Batch, each)]
-        return [*map(Batch, each, sequences_of(self._borders, sources, starts, shape[1], self.seq_len))]
+        seeds = self._seeds if self.shuffle else [None] * len(self._seeds)
+        starts, sources = starts_of_drawn(self._samples, seeds, before, drawn, places - first)
+        return self._of_rows(self._borders, sources.reshape(positions.shape), starts.reshape(positions.shape))
 
     def _tell(self, window: list[Batch]) -> None:
+        starts, sources = (np.concatenate([getattr(batch.spans, field) for batch in window]) for field in ("starts", "sources"))
         for number, dataset in enumerate(self.datasets):
-            starts = [batch.spans.starts[batch.spans.of(number)] for batch in window]
-            if any(map(len, starts)):
-                dataset.prefetch(np.concatenate(starts), self._row)
-
-    def _told(self) -> bool:
-        return any(dataset.stats().get("mounted") for dataset in self.datasets)
+            own = starts[sources == number]
+            if len(own):
+                dataset.prefetch(own, self._row)
 
     def _queue(self) -> Queue:
         return Queue(self._rows, self.depth)

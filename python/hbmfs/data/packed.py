@@ -140,6 +140,7 @@ class PackedStream(Stream["Packed[A]"], Generic[A]):
             raise InvalidError(f"{dataset.path} has no tokens")
         self._of_epoch = -(-self._documents // self.window)
         self._whole, self._begins = whole_of(dataset)
+        self._read = [self._whole]
         self._rows = Rows([self._whole], dtype)
         given = self._whole.dtype if dtype is None else parse_dtype(dtype)
         if given.kind in "iu" and not (isinstance(pad, (int, np.integer)) and np.iinfo(given).min <= pad <= np.iinfo(given).max):
@@ -291,9 +292,6 @@ class PackedStream(Stream["Packed[A]"], Generic[A]):
         starts = np.concatenate([batch.spans.starts for batch in window])
         lengths = np.concatenate([batch.spans.lengths for batch in window])
         self._whole.prefetch(starts[starts >= 0], lengths[starts >= 0])
-
-    def _told(self) -> bool:
-        return bool(self.dataset.stats().get("mounted"))
 
     def _shape(self, batch: Any, plan: Batch) -> Packed[Any]:
         (rows, expanded), sequences = batch, plan.sequences

@@ -19,8 +19,6 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .._lib._native import library
-
 ROUNDS = 6  # Luby and Rackoff need 4; two more, since small domains mix badly
 LARGEST = 1 << 62
 
@@ -53,14 +51,9 @@ class Permutation:
         if k.size and (k.min() < 0 or k.max() >= self.n):
             raise IndexError(f"index out of range: the permutation has {self.n} places, 0 to {self.n - 1}")
         index = k.astype(np.uint64).reshape(-1)
-        if library().forked:
-            index = self._here(index)
-        else:
-            library().ask("permute", index.ctypes.data, len(index), self.n, int(self._rows), int(self._columns), self._keys.ctypes.data, ROUNDS)
-        return index.view(np.int64).reshape(k.shape)
+        return self._here(index).view(np.int64).reshape(k.shape)
 
     def _here(self, index: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """The same in a forked child, which has no library."""
         index = self._turn(index)
         outside = np.flatnonzero(index >= self.n)
         while outside.size:
@@ -93,10 +86,10 @@ class Permutation:
         return y
 
 
-def keys(seed: int, epoch: int) -> NDArray[np.uint64]:
-    """The keys of the rounds, which are the same for any n."""
-    digest = hashlib.blake2b(f"{int(seed)} {int(epoch)}".encode(), digest_size=8 * ROUNDS, person=b"hbmfs order")
-    return np.frombuffer(digest.digest(), "<u8").astype(np.uint64)
+def keys(seed: int, *epochs: int) -> NDArray[np.uint64]:
+    """The keys of the rounds of each epoch, which are the same for any n."""
+    each = (hashlib.blake2b(f"{int(seed)} {int(epoch)}".encode(), digest_size=8 * ROUNDS, person=b"hbmfs order").digest() for epoch in epochs)
+    return np.frombuffer(b"".join(each), "<u8").astype(np.uint64)
 
 
 def mixed(key: int, numbers: NDArray[np.int64]) -> NDArray[np.uint64]:

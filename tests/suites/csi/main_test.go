@@ -15,10 +15,13 @@
 package csi_test
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"strconv"
 	"testing"
 	"time"
 
@@ -27,6 +30,9 @@ import (
 
 // patience bounds every wait. It is long, since nothing that works waits for its end.
 const patience = time.Minute
+
+// atOnce is how many of the tests run at once that wait most of the time. One a CPU left the CPUs idle.
+const atOnce = 4
 
 // Shared by all tests; TestMain makes them.
 var (
@@ -41,6 +47,11 @@ func TestMain(m *testing.M) {
 	}
 	os.Exit(blackbox.Main("csi", &suite, func() int {
 		if err := providePrograms(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		flag.Parse()
+		if err := flag.Set("test.parallel", strconv.Itoa(max(atOnce, runtime.GOMAXPROCS(0)))); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			return 1
 		}

@@ -18,7 +18,7 @@ import (
 func texts(t *testing.T) map[string][]byte {
 	t.Helper()
 	var lines, zipped bytes.Buffer
-	for i := range 20_000 {
+	for i := range 8_000 {
 		fmt.Fprintf(&lines, "{\"text\": \"document %d, %s\"}\n", i, strings.Repeat("of many words ", i%30))
 	}
 	z := gzip.NewWriter(&zipped)

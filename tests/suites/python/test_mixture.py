@@ -7,11 +7,13 @@ import pickle
 import random
 import time
 from fractions import Fraction
+from types import SimpleNamespace
 
 import hbmfs
 import numpy as np
 import pytest
 from hbmfs.data import _chairman
+from hbmfs.data._samples import Samples, starts_of_drawn, starts_of_drawn_here, starts_of_order
 from long import trials
 from numpy_dataset import NumpyDataset
 
@@ -139,6 +141,27 @@ def test_the_library_draws_the_same_as_python(trial):
         then = min(end, n + pick.randrange(1, 300))
         assert ours.sources(n, then).tolist() == theirs.sources(n, then).tolist()
         n = then
+
+
+@pytest.mark.parametrize("trial", trials(40))
+def test_the_library_finds_the_same_samples_as_python(trial):
+    pick = random.Random(trial)
+    borders = lambda n: np.sort(np.append([0, n], [pick.randrange(n) for _ in range(9)]))  # noqa: E731
+    datasets = [NumpyDataset(np.zeros(n, np.uint16), documents=borders(n)) for n in (pick.randrange(200, 900) for _ in range(pick.choice([1, 2, 5])))]
+    of = [Samples(ds, SEQ_LEN, SEQ_LEN + 1, pick.random() < 0.5) for ds in datasets]
+    seeds = [pick.choice([None, trial]) for _ in of]
+    given = [pick.randrange(5000) for _ in of]
+    drawn = np.array([pick.randrange(len(of)) for _ in range(pick.choice([0, 1, 3000]))], np.uint8)
+    places = np.flatnonzero([pick.random() < 0.4 for _ in drawn])
+    for ours, here in zip(starts_of_drawn(of, seeds, given, drawn, places), starts_of_drawn_here(of, seeds, given, drawn, places), strict=True):
+        assert ours.dtype == here.dtype and ours.tolist() == here.tolist()
+    places = given[0] + np.arange(pick.randrange(1500))
+    assert starts_of_order(of[0], trial, places).tolist() == of[0].starts_here(places, trial).tolist()
+
+
+def test_more_sources_than_the_library_takes():
+    mix = mixture([3] * 300, [1] * 300, epochs=1, drop_last=False)
+    assert sorted(samples(mix)) == sorted(s << SHIFT | i for s in range(300) for i in range(3))
 
 
 # --- the order ------------------------------------------------------------------------------------------------------
@@ -337,6 +360,15 @@ def test_the_daemon_hears_of_the_plan_of_each_source():
     for source, ds in enumerate(mix.datasets):
         assert [start // SEQ_LEN for start in ds.told] == [s & (1 << SHIFT) - 1 for s in read if s >> SHIFT == source]
         assert ds.under_way == 0
+
+
+@pytest.mark.parametrize("seen", [(True, True), (True, False)])
+def test_the_daemon_hears_nothing_while_the_device_sees_all(seen):
+    mix = mixture([50, 60], [0.5, 0.5], exhausted="drop", drop_last=False)
+    for ds, own in zip(mix.datasets, seen, strict=True):
+        ds._open = lambda own=own: SimpleNamespace(seen=own)
+    assert len(samples(mix)) == 110
+    assert [len(ds.told) for ds in mix.datasets] == ([0, 0] if all(seen) else [50, 60])
 
 
 def test_leaving_a_loop_cancels_what_was_under_way():

@@ -2,7 +2,9 @@
 
 import numpy as np
 import pytest
+from hbmfs.data._samples import Samples, starts_of_order
 from hbmfs.data.permutation import LARGEST, Permutation
+from numpy_dataset import NumpyDataset
 
 
 def test_every_number_appears_once():
@@ -71,7 +73,8 @@ def test_places_that_are_not(place):
 
 
 @pytest.mark.parametrize("n", [1, 2, 10, 1000, 99991, 1 << 40, LARGEST])
-def test_a_forked_child_has_the_same_order(n):
-    order = Permutation(n, 3, 7)
-    places = np.random.default_rng(n % 97).integers(0, n, 3000)
-    assert np.array_equal(order(places), order._here(places.astype(np.uint64)).view(np.int64))
+def test_the_library_has_the_same_order(n):
+    samples = Samples(NumpyDataset(np.zeros(1, np.uint16)), 1, 1, False)
+    samples.count = n
+    places = np.sort(np.random.default_rng(n % 97).integers(0, n, 3000))
+    assert np.array_equal(starts_of_order(samples, 3, places), Permutation(n, 3)(places))

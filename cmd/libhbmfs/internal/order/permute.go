@@ -7,49 +7,45 @@ import (
 	"sync/atomic"
 )
 
-// Permutation is the Feistel permutation of python/hbmfs/data/permutation.py, of the numbers below N.
+// Permutation is the Feistel permutation of python/hbmfs/data/permutation.py, of the numbers below n.
 type Permutation struct {
-	N, Rows, Columns uint64
-	Keys             []uint64 // of the rounds
+	n, rows, columns uint64
+	keys             []uint64 // of the rounds
 }
 
-// Apply replaces each number of list, which is below N, by the one in its place.
-func (p *Permutation) Apply(list []uint64) {
-	eachPart(len(list), func(from, to int) {
-		for i := from; i < to; i++ {
-			k := p.turn(list[i])
-			for k >= p.N {
-				k = p.turn(k)
-			}
-			list[i] = k
-		}
-	})
+// at gives the number in a place, which is below n.
+func (p *Permutation) at(place uint64) uint64 {
+	k := p.turn(place)
+	for k >= p.n {
+		k = p.turn(k)
+	}
+	return k
 }
 
 // permutationOf is the permutation of the numbers below n by some keys; without keys they stay as they are.
 func permutationOf(n uint64, keys []uint64) *Permutation {
-	p := &Permutation{N: n, Keys: keys}
-	p.Rows = uint64(math.Sqrt(float64(n)))
-	for p.Rows*p.Rows < n {
-		p.Rows++
+	p := &Permutation{n: n, keys: keys}
+	p.rows = uint64(math.Sqrt(float64(n)))
+	for p.rows*p.rows < n {
+		p.rows++
 	}
-	for p.Rows > 1 && (p.Rows-1)*(p.Rows-1) >= n {
-		p.Rows--
+	for p.rows > 1 && (p.rows-1)*(p.rows-1) >= n {
+		p.rows--
 	}
-	p.Columns = (n + p.Rows - 1) / max(p.Rows, 1)
+	p.columns = (n + p.rows - 1) / max(p.rows, 1)
 	return p
 }
 
 // fill gives the numbers in consecutive places, without a division for each.
 func (p *Permutation) fill(list []uint64, first uint64) {
-	y, x := first/max(p.Rows, 1), first%max(p.Rows, 1)
+	y, x := first/max(p.rows, 1), first%max(p.rows, 1)
 	for i := range list {
 		k := p.encrypted(y, x)
-		for k >= p.N {
+		for k >= p.n {
 			k = p.turn(k)
 		}
 		list[i] = k
-		if x++; x == p.Rows {
+		if x++; x == p.rows {
 			y, x = y+1, 0
 		}
 	}
@@ -57,11 +53,11 @@ func (p *Permutation) fill(list []uint64, first uint64) {
 
 // turn encrypts a number below Rows times Columns once.
 func (p *Permutation) turn(k uint64) uint64 {
-	return p.encrypted(k/p.Rows, k%p.Rows)
+	return p.encrypted(k/p.rows, k%p.rows)
 }
 
 func (p *Permutation) encrypted(y, x uint64) uint64 {
-	keys, rows, columns := p.Keys, p.Rows, p.Columns
+	keys, rows, columns := p.keys, p.rows, p.columns
 	for len(keys) > 1 {
 		x = moved(x, y+keys[0], rows)
 		y = moved(y, x+keys[1], columns)
