@@ -63,6 +63,7 @@ func (r *Reader) admit(ctx context.Context, name string, s source.File, note str
 // add makes a File, which the Reader closes at the latest.
 func (r *Reader) add(name string, s source.File, note string) *File {
 	f := &File{r: r, name: name, source: s, note: note, requests: map[*Request]bool{}}
+	r.opened.Add(s.Size())
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.files[f] = true
@@ -111,7 +112,11 @@ func (f *File) Close() (err error) {
 func (f *File) release() error {
 	f.r.descriptors.Watch().Hear(context.Background())
 	leaving := f.source.Unshare()
-	errs := []error{f.r.forget(leaving), f.r.descriptors.Drop(leaving)}
+	errs := []error{f.r.forget(leaving)}
+	if errs[0] == nil {
+		_, errs[0] = f.uncache(leaving, f.r.opt.PageCache)
+	}
+	errs = append(errs, f.r.descriptors.Drop(leaving))
 	if s, ok := f.source.(connected); ok {
 		tally.Report(s.Daemon, f.tally.Rest())
 	}

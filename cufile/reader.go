@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -51,6 +52,9 @@ type Options struct {
 	// Auto cannot see whether the bytes will be read again, nor how many readers share the machine.
 	Reuse   bool
 	Readers int // 0 means 1
+
+	// PageCache is what Close of a File does with its pages; see [File.Uncache].
+	PageCache PageCache
 
 	// Probe is the command that proves Direct in a process of its own, to which arguments are appended: see RunProbe.
 	// Without it Direct is not available.
@@ -116,6 +120,9 @@ func (o *Options) setDefaults() error {
 	if o.Threads < 1 || o.Threads > 256 {
 		return fmt.Errorf("threads must be 1 to 256, not %d", o.Threads)
 	}
+	if err := o.PageCache.check(); err != nil {
+		return err
+	}
 	if o.Device < HostDevice {
 		return fmt.Errorf("device must be a GPU's index, or -1 for the host, not %d", o.Device)
 	}
@@ -144,6 +151,8 @@ type Reader struct {
 	gate        crew.Gate      // of calls that open files or allocate
 	stuck       sync.WaitGroup // goroutines that give back resources after a stuck call
 	spans       sync.Pool      // of *[]source.Span: those of batches that have ended
+	opened      atomic.Int64   // bytes of all files that were opened
+	dropped     atomic.Int64   // bytes that went from the page cache
 
 	mu    sync.Mutex // guards the fields below
 	files map[*File]bool

@@ -95,7 +95,7 @@ func hbmfs_go_reader_open(o *C.hbmfs_reader_options, out *C.hbmfs_handle, why *C
 	return answer(why, func() error {
 		opt := readerOptions{method: text(o.method), require: text(o.require), hbmfs: text(o.hbmfs), Options: cufile.Options{
 			Device: int(o.device), Threads: int(o.threads), Readers: int(o.readers), Arena: int64(o.arena_bytes), Pinned: int64(o.pinned_bytes),
-			Slot: int64(o.slot_bytes), Reuse: o.reuse != 0, Client: text(o.client),
+			Slot: int64(o.slot_bytes), Reuse: o.reuse != 0, Client: text(o.client), PageCache: cufile.PageCache(o.page_cache),
 			Libraries: cufile.Libraries{CUDA: text(o.libcuda), CuFile: text(o.libcufile), NVML: text(o.libnvml)},
 		}}
 		h, err := lib.openReader(&opt)
@@ -136,6 +136,7 @@ func hbmfs_go_reader_stats(h C.hbmfs_handle, stats *C.hbmfs_reader_stats, why *C
 		stats.moved, stats.pinned_bytes, stats.reads = movedBytes(s.moved), C.int64_t(s.pinned), C.int64_t(s.reads)
 		put(stats.path[:], string(s.last.Path))
 		put(stats.reason[:], s.last.Why)
+		stats.dropped_bytes = C.int64_t(s.dropped)
 		return nil
 	})
 }
@@ -198,6 +199,15 @@ func hbmfs_go_file_info(h C.hbmfs_handle, info *C.hbmfs_file_info, why *C.hbmfs_
 			info.seen = 1
 		}
 		return nil
+	})
+}
+
+//export hbmfs_go_file_uncache
+func hbmfs_go_file_uncache(h C.hbmfs_handle, pageCache C.int32_t, dropped *C.int64_t, why *C.hbmfs_failure) C.int32_t {
+	return answer(why, func() error {
+		n, err := lib.uncache(uint64(h), cufile.PageCache(pageCache))
+		*dropped = C.int64_t(n)
+		return err
 	})
 }
 

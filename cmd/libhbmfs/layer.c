@@ -68,7 +68,6 @@ int32_t hbmfs_reader_open(const hbmfs_reader_options *options, hbmfs_handle *rea
     if (!KNOWN(options->struct_size, hbmfs_reader_options, client)) return hbmfs_fail_size(why);
     hbmfs_reader_options o = {0};
     memcpy(&o, options, options->struct_size < sizeof o ? options->struct_size : sizeof o);
-    if (o.reserved) return hbmfs_fail(why, HBMFS_INVALID, "a reserved field is not 0");
     *reader = 0;
     return hbmfs_go_reader_open(&o, reader, why);
 }
@@ -121,6 +120,13 @@ int32_t hbmfs_file_get_info(hbmfs_handle file, hbmfs_file_info *info, hbmfs_fail
     int32_t code = hbmfs_go_file_info(file, &full, why);
     if (!code) GIVE(info, full);
     return code;
+}
+
+int32_t hbmfs_file_uncache(hbmfs_handle file, int32_t page_cache, int64_t *dropped, hbmfs_failure *why) {
+    REFUSE_FORKED;
+    REFUSE_NULL(!dropped);
+    *dropped = 0;
+    return hbmfs_go_file_uncache(file, page_cache, dropped, why);
 }
 
 int32_t hbmfs_file_close(hbmfs_handle file, hbmfs_failure *why) {

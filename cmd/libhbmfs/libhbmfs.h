@@ -97,6 +97,17 @@ const char *hbmfs_code_name(int32_t code);   /* such as "out of range"; not to b
  * order: where it does not work, opening the reader or the file fails with HBMFS_UNAVAILABLE. Bytes that lie on no
  * storage, such as the header that a view of a mount begins with, are always "staged" or "host".
  */
+/*
+ * Whether a file's pages stay in the page cache after reading. The kernel keeps pages that any process has mapped or pinned, and dirty
+ * ones. Through a mount they are those of the files that hold the bytes, as far as they are open.
+ */
+typedef enum {
+	HBMFS_PAGE_CACHE_KEEP = 0,
+	HBMFS_PAGE_CACHE_DROP = 1,
+	HBMFS_PAGE_CACHE_AUTO = 2 /* dropped where the files that the reader has opened are more than the page cache could have: in the process's
+				     control groups, of version 1 and 2, and on the machine, beside memory that is used for other things */
+} hbmfs_page_cache;
+
 typedef struct hbmfs_reader_options {
 	uint32_t struct_size;
 	int32_t device;       /* CUDA's index, 0 the first; HBMFS_HOST */
@@ -108,7 +119,7 @@ typedef struct hbmfs_reader_options {
 	int64_t pinned_bytes; /* most host memory kept registered with CUDA; of all readers with the same number; 0: a quarter of the RAM, or of the control group's limit */
 	int64_t slot_bytes;   /* that a thread moves at a time; 0: 4 MiB. Each thread pins three slots */
 	int32_t reuse;        /* not 0: the same bytes will be read again, so that keeping them registered pays */
-	int32_t reserved;
+	int32_t page_cache;   /* an hbmfs_page_cache: what closing a file does with its pages */
 	const char *libcuda;   /* NULL: the system's */
 	const char *libcufile; /* NULL: the system's */
 	const char *libnvml;   /* for later versions: this one does not ask NVML */
@@ -142,6 +153,7 @@ typedef struct hbmfs_reader_stats {
 	int64_t reads;            /* requests that ended well */
 	char path[16];            /* of the last of them; empty before the first */
 	char reason[256];         /* why that path */
+	int64_t dropped_bytes;    /* that went from the page cache by this reader's advice; all of a file's where the kernel does not tell this user */
 } hbmfs_reader_stats;
 
 /* Takes up to seconds on a GPU, since CUDA makes its context and pins memory. */
@@ -186,6 +198,12 @@ int32_t hbmfs_file_get_info(hbmfs_handle file, hbmfs_file_info *info, hbmfs_fail
 
 /* Cancels its requests first, and waits for them. HBMFS_TIMEOUT as above. */
 int32_t hbmfs_file_close(hbmfs_handle file, hbmfs_failure *why);
+
+/*
+ * Ends this reader's mappings and registrations of a file, and then drops its pages as page_cache (an hbmfs_page_cache) says. dropped gets the bytes
+ * that went. Processes that read one file all call it with HBMFS_PAGE_CACHE_KEEP, wait for each other, and call it again to drop. The file can still be read.
+ */
+int32_t hbmfs_file_uncache(hbmfs_handle file, int32_t page_cache, int64_t *dropped, hbmfs_failure *why);
 
 /*
  * Announces reads of count ranges, in their order. It is advice, which may be ignored: HBMFS_OK says only that the

@@ -82,6 +82,7 @@ type readerStats struct {
 	files, requests int
 	moved           cufile.Moved
 	pinned, reads   int64
+	dropped         int64
 	last            cufile.Choice
 }
 
@@ -92,6 +93,7 @@ func (l *library) readerStats(handle uint64) (s readerStats, err error) {
 	}
 	s.files, s.requests = l.count(handle)
 	s.moved, s.pinned = r.r.Moved(), r.r.PinnedBytes()
+	s.dropped = r.r.DroppedBytes()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s.reads, s.last = r.reads, r.last
@@ -124,6 +126,17 @@ func (l *library) openFile(handle uint64, path string) (uint64, error) {
 // closeFile closes a file with its requests. Where one hangs, the handles stay.
 func (l *library) closeFile(handle uint64) error {
 	return closeThing(l, handle, "file", func(f *file) error { return f.f.Close() })
+}
+
+func (l *library) uncache(handle uint64, p cufile.PageCache) (dropped int64, err error) {
+	f, err := find[*file](l, handle)
+	if err != nil {
+		return 0, err
+	}
+	if dropped, err = f.f.Uncache(context.Background(), p); err != nil {
+		return dropped, &otherwise{codeInvalid, err}
+	}
+	return dropped, nil
 }
 
 // fileInfo is hbmfs_file_info.

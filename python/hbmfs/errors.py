@@ -18,6 +18,18 @@ class InvalidError(Error, ValueError):
     """An argument, or a combination of arguments, makes no sense."""
 
 
+class TargetError(InvalidError):
+    """Tensors that are to be filled are not as the file has them: nothing was changed. ``differences`` has a sentence for each."""
+
+    differences: tuple[str, ...] = ()
+
+
+class UndefinedError(Error):
+    """Loading into tensors failed midway; the cause says why. ``undefined`` names those that have neither their old values nor the new ones."""
+
+    undefined: tuple[str, ...] = ()
+
+
 class ArgumentError(InvalidError, TypeError):
     """An argument is of another type than its parameter. The message names the given and the expected value."""
 

@@ -38,19 +38,53 @@ func TestGroupLimit(t *testing.T) {
 		"not to be read": {"nothing\n\n::\n4:memory:/a\n", "short\n- - -\n" + v1, map[string]string{"sys/fs/cgroup/memory/a/memory.limit_in_bytes": "many"}, none},
 	} {
 		t.Run(name, func(t *testing.T) {
-			root := t.TempDir()
-			c.files = mapsOf(c.files, map[string]string{"proc/self/cgroup": c.groups, "proc/self/mountinfo": c.mounts})
-			for file, text := range c.files {
-				file = filepath.Join(root, file)
-				if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-					t.Fatal(err)
-				}
-				if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-					t.Fatal(err)
-				}
-			}
+			root := tree(t, c.files, c.groups, c.mounts)
 			if most, what := GroupLimit(root); most != c.want || (what == "") != (c.want == none) {
 				t.Errorf("%d by %q, want %d", most, what, c.want)
+			}
+		})
+	}
+}
+
+// tree makes a root with files, and with what says of a process's groups.
+func tree(t *testing.T, files map[string]string, groups, mounts string) string {
+	t.Helper()
+	root := t.TempDir()
+	for file, text := range mapsOf(files, map[string]string{"proc/self/cgroup": groups, "proc/self/mountinfo": mounts}) {
+		file = filepath.Join(root, file)
+		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return root
+}
+
+// TestMemoryLeft has groups of both versions that use memory for page cache, shared memory and other things.
+func TestMemoryLeft(t *testing.T) {
+	const (
+		v1 = "32 31 0:29 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n"
+		v2 = "41 31 0:38 / /sys/fs/cgroup rw,relatime - cgroup2 cgroup2 rw\n"
+	)
+	for name, c := range map[string]struct {
+		groups, mounts string
+		files          map[string]string
+		want           int64
+	}{
+		"nothing is known": {"", "", nil, math.MaxInt64},
+		"the machine":      {"0::/\n", v2, map[string]string{"proc/meminfo": "MemTotal: 9 kB\nMemAvailable:       4 kB\n"}, 4096},
+		"version 2": {"0::/a\n", v2, map[string]string{"proc/meminfo": "MemAvailable: 100 kB\n", "sys/fs/cgroup/a/memory.max": "10000\n",
+			"sys/fs/cgroup/a/memory.current": "9000\n", "sys/fs/cgroup/a/memory.stat": "anon 2000\nfile 7000\nshmem 500\n"}, 10000 - 9000 + 7000 - 500},
+		"version 1, the group above": {"4:memory:/a/b\n", v1, map[string]string{"sys/fs/cgroup/memory/a/b/memory.limit_in_bytes": "20000",
+			"sys/fs/cgroup/memory/a/memory.limit_in_bytes": "10000", "sys/fs/cgroup/memory/a/memory.usage_in_bytes": "6000",
+			"sys/fs/cgroup/memory/a/memory.stat": "cache 1\nshmem 1\ntotal_cache 1000\ntotal_shmem 100\n"}, 10000 - 6000 + 1000 - 100},
+		"more than the limit": {"0::/a\n", v2, map[string]string{"sys/fs/cgroup/a/memory.max": "10", "sys/fs/cgroup/a/memory.current": "11"}, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if left := MemoryLeft(tree(t, c.files, c.groups, c.mounts)); left != c.want {
+				t.Errorf("%d bytes are left, want %d", left, c.want)
 			}
 		})
 	}

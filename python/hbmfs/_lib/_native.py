@@ -20,6 +20,7 @@ KEEP = 0
 _KINDS = ("uint16 int64", "uint32 int64", "uint8 int32", "uint8 int64", "int8 int32", "int8 int64", "uint16 int32", "int16 int32", "int16 int64", "int32 int64")
 WIDEN = {tuple(map(np.dtype, kind.split())): number for number, kind in enumerate(_KINDS, 1)}
 """hbmfs_widen, by the type of the tokens and the one that they become."""
+PAGE_CACHE = {"keep": 0, "drop": 1, "auto": 2}
 OK, TIMEOUT = 0, 1
 
 _CLOSED, _FORKED = 11, 22
@@ -80,7 +81,7 @@ class ReaderOptions(_Sized):
         ("pinned_bytes", _i64),
         ("slot_bytes", _i64),
         ("reuse", _i32),
-        ("reserved", _i32),
+        ("page_cache", _i32),
         *_PROGRAMS,
         ("client", ctypes.c_char_p),
     ]
@@ -131,6 +132,7 @@ class ReaderStats(_Sized):
         ("pinned_bytes", _i64),
         ("reads", _i64),
         *_CHOICE,
+        ("dropped_bytes", _i64),
     ]
 
 
@@ -311,6 +313,7 @@ _FUNCTIONS: dict[str, list[Any]] = {  # each but hbmfs_abi returns a code, and t
     "file_open": [_Handle, ctypes.c_char_p, _pointer(_Handle)],
     "file_open_many": [_Handle, _pointer(ctypes.c_char_p), _i64, _pointer(_Handle), _pointer(_i32)],
     "file_get_info": [_Handle, _pointer(FileInfo)],
+    "file_uncache": [_Handle, _i32, _pointer(_i64)],
     "file_close": [_Handle],
     "prefetch": [_Handle, ctypes.c_void_p, ctypes.c_void_p, _i64],
     "read_begin": [_Handle, _u64, _i64, _i64, _i64, _u64, _pointer(_Handle)],

@@ -14,9 +14,10 @@ import contextlib
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -33,6 +34,8 @@ AHEAD = 8 * REQUEST
 """Bytes begun and not yet waited for, so that the link never waits for Python: 10 ms of it, while other threads run Python for 5."""
 LOOK = 0.5
 """Seconds between two calls of `check`."""
+DROPPERS = 4
+"""Threads that drop files from the page cache."""
 ARENA = 64 << 20
 """A reader's own memory: only paths that cannot write into memory of the caller need some."""
 
@@ -148,6 +151,29 @@ class Transfer:
 def open_reader(device: int, method: str, readers: int | None = None) -> Reader:
     """A reader for bytes that are read once. readers is how many share the machine, if that is known."""
     return Reader(_device.name(device), method=method, arena=ARENA, readers=readers)
+
+
+class Ranks(Protocol):
+    """The ranks of a call."""
+
+    rank: int
+
+    def meet(self, key: str) -> None:
+        """Waits until every rank has come here."""
+
+
+def uncache(files: Sequence[File], page_cache: str, team: Ranks | None) -> None:
+    """Drops the pages of files that were read, as page_cache says, once no rank of the team maps them. Each rank begins with another file."""
+    if page_cache == "keep":
+        return
+    first = 0
+    if team is not None:
+        for file in files:
+            file.uncache("keep")
+        team.meet("uncache")
+        first = team.rank % max(len(files), 1)
+    with ThreadPoolExecutor(max(min(len(files), DROPPERS), 1), "hbmfs-uncache") as threads:
+        list(threads.map(lambda file: file.uncache(page_cache), [*files[first:], *files[:first]]))
 
 
 def shower(progress: Progress, total: int, name: str) -> tuple[Callable[[int], object], Callable[[], object]]:

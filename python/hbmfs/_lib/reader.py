@@ -15,7 +15,7 @@ import os
 import sysconfig
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -28,6 +28,9 @@ from ._warn import warn
 from .request import Request
 
 _METHODS = ("auto", "direct", "mapped", "staged", "compat", "host")
+
+PageCache = Literal["keep", "drop", "auto"]
+"""Whether a file's pages stay in the page cache after reading."""
 
 T = TypeVar("T")
 
@@ -43,6 +46,8 @@ class Reader(Owner):
     readers: how many readers share this host: eight ranks of a machine are eight. None: as torchrun says it in
         LOCAL_WORLD_SIZE, else one.
     reuse: whether the same bytes will be read again, so that keeping them registered with the GPU pays.
+    page_cache: "keep"; "drop" to drop a file's pages from the page cache when it is closed; "auto" to do that where the files
+        opened so far exceed what the page cache could have in this process's control group and on this machine.
     libraries: other files to load "cuda", "cufile" or "nvml" from.
     command: the hbmfs command, which proves "direct" in a process of its own. None means the one in PATH.
     """
@@ -60,6 +65,7 @@ class Reader(Owner):
         slot: int = 0,
         readers: int | None = None,
         reuse: bool = False,
+        page_cache: PageCache = "keep",
         libraries: dict[str, str] | None = None,
         command: str | None = None,
     ) -> None:
@@ -73,13 +79,14 @@ class Reader(Owner):
             raise errors.InvalidError(f"libraries are {libraries!r}: give a dict that names files for 'cuda', 'cufile' or 'nvml'")
         self._arguments = {
             "method": method, "require": require, "threads": threads, "arena": arena, "pinned": pinned, "slot": slot,
-            "readers": readers, "reuse": reuse, "libraries": libraries, "command": command,
+            "readers": readers, "reuse": reuse, "page_cache": page_cache, "libraries": libraries, "command": command,
         }  # fmt: skip
         self.method = method
         libraries = libraries or {}
         options = _native.ReaderOptions(
             device=self.device, method=method.encode(), require=require.encode() if require else None,
             threads=threads, readers=_ranks() if readers is None else readers, arena_bytes=arena, pinned_bytes=pinned, slot_bytes=slot, reuse=int(reuse),
+            page_cache=_native.PAGE_CACHE[page_cache],
             libcuda=_path(libraries.get("cuda")), libcufile=_path(libraries.get("cufile")), libnvml=_path(libraries.get("nvml")),
             hbmfs=_path(command or _installed()), client=b"hbmfs.py",
         )  # fmt: skip
@@ -119,7 +126,8 @@ class Reader(Owner):
         return {"device": _device.name(info.device), "numa": info.numa, **text}
 
     def stats(self) -> dict[str, Any]:
-        """Counts reads so far: bytes by path, reads, the last path and why, files and requests that are open."""
+        """Counts reads so far: bytes by path, reads, the last path and why, files and requests that are open; bytes that went from
+        the page cache by this reader's advice (dropped_bytes)."""
         stats = _native.ReaderStats()
         self._library.ask("reader_get_stats", self._handle, stats)
         return {
@@ -129,6 +137,7 @@ class Reader(Owner):
             "path": stats.path.decode(),
             "reason": stats.reason.decode(errors="replace"),
             "pinned_bytes": stats.pinned_bytes,
+            "dropped_bytes": stats.dropped_bytes,
             "files": stats.files,
             "requests": stats.requests,
         }
@@ -232,6 +241,17 @@ class File(Owner):
         if at.ndim != 1 or at.shape != n.shape:
             raise errors.InvalidError(f"offsets and lengths must be as many, not {at.shape} and {n.shape}")
         self._library.ask("prefetch", self._handle, at.ctypes.data, n.ctypes.data, len(at))
+
+    @checked
+    def uncache(self, page_cache: PageCache = "drop") -> int:
+        """Ends the reader's mappings of the file, then drops its pages from the page cache as ``page_cache`` says, and gives the bytes that went.
+
+        The kernel keeps pages that any process has mapped or pinned, and dirty ones. Processes that read the same file first all call
+        ``uncache("keep")``, wait for each other, and then drop it. The file can still be read.
+        """
+        dropped = ctypes.c_int64()
+        self._library.ask("file_uncache", self._handle, _native.PAGE_CACHE[page_cache], dropped)
+        return dropped.value
 
     def stats(self) -> dict[str, Any]:
         """Bytes of this file so far by path, whether it is of a mount, and why it is read through the mount if it is."""

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from .._lib import _device
-from .._lib._transfer import Transfer, open_reader
+from .._lib._transfer import Transfer, open_reader, uncache
 from ..errors import OutOfMemoryError
 from .torch_save import Stored
 
 if TYPE_CHECKING:
     from .._lib.reader import File, Reader
+    from ..group._group import Team
 
 SMALL = 256 << 10
 """Bytes of a tensor that is read together with its neighbours."""
@@ -152,6 +153,10 @@ class Sources:
         if (device, path) not in self._files:
             self._files[device, path] = self._stack.enter_context(self._readers[device].open_file(path))
         return self._files[device, path]
+
+    def uncache(self, page_cache: str, team: Team | None) -> None:
+        """Drops the pages of all files that were read."""
+        uncache(list(self._files.values()), page_cache, team)
 
 
 class Batch:

@@ -44,6 +44,7 @@ from .._lib import _device
 from .._lib._arguments import Device, checked
 from .._lib._transfer import Progress, Transfer
 from .._lib._warn import warn
+from .._lib.reader import PageCache
 from ..errors import DeviceError, Error, FormatError, GroupError, NotFoundError, UnavailableError
 from ..weights.safetensors_header import open_regular
 from ._dcp_reads import Batch, Sources, Want, wants
@@ -64,6 +65,7 @@ class DCPReader(FileSystemReader):
               through `device`: None is the current GPU where the group has NCCL, and else the CPU
     progress  None: a bar where tqdm is installed and stderr is a terminal; True, False, or a function(done, total)
     reader    a Reader to read with, which stays open, through whose device all bytes come; by default they are made as needed
+    page_cache  "keep", "drop" or "auto": whether the files' pages stay in the page cache after each load, see load_safetensors
     """
 
     @checked
@@ -76,6 +78,7 @@ class DCPReader(FileSystemReader):
         group: Any = None,
         progress: Progress = None,
         reader: Reader | None = None,
+        page_cache: PageCache = "keep",
         _extension_registry: Any = None,
     ) -> None:
         if not hasattr(filesystem, "_StorageReaderTransforms"):
@@ -90,6 +93,7 @@ class DCPReader(FileSystemReader):
         self._group = group
         self._progress = progress
         self._reader = reader
+        self._page_cache = page_cache
         self._save: str | None = None
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
@@ -155,6 +159,7 @@ class DCPReader(FileSystemReader):
                 total += info.length if item.type == LoadItemType.TENSOR else 0
             if team is not None:
                 self._share(load, files, sources, team, stack)
+                sources.uncache(self._page_cache, team)
                 return
             with Transfer(total, self._progress, "checkpoint") as transfer:
                 for name, items in files.items():
@@ -162,6 +167,7 @@ class DCPReader(FileSystemReader):
                     for want in load.file(name, items):
                         batch.add(want)
                     batch.flush()
+            sources.uncache(self._page_cache, None)
 
     def _share(self, load: _Load, files: dict[str, list[tuple[Any, ReadItem]]], sources: Sources, team: Team, stack: contextlib.ExitStack) -> None:
         from ..group._group import Exchange

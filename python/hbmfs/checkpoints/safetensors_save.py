@@ -33,7 +33,7 @@ from .._lib._transfer import Progress, shower
 from .._lib.device_array import DeviceArray
 from .._lib.writer import FilePart, OutFile, Writer, Written
 from ..errors import DeviceError, DtypeError, InvalidError
-from ..weights._load import _TORCH
+from ..weights._load import DTYPES
 from ..weights.safetensors_header import MAX_HEADER
 from ._publishing import Draft
 
@@ -44,7 +44,7 @@ PAGE = 4096
 SHARD = 5_000_000_000
 """The largest file that huggingface_hub 0.36 makes by default."""
 
-_CODES = {name: code for code, name in _TORCH.items()}
+_CODES = {name: code for code, name in DTYPES.items()}
 
 
 @checked

@@ -75,6 +75,11 @@ class Team:
         """Tells the others that this rank is ready for a step that some ranks make together."""
         self._board.say(key, "1")
 
+    def meet(self, key: str) -> None:
+        """Waits until every rank has come here."""
+        self.have(key)
+        self.agree(key, range(self.size), lambda: False)
+
     def agree(self, key: str, ranks: Sequence[int], stopped: Callable[[], bool]) -> bool:
         """Waits until so many ranks are ready for a step. Either all of them make it, or none does, since one of them stopped."""
         return self._board.agree(key, [f"{rank}/{key}" for rank in ranks], stopped, self._what)

@@ -24,6 +24,7 @@ Tensors that were saved twice are two tensors, as with the safetensors package. 
 are NumPy's, which has no bfloat16 and no 8-bit floats.
 """
 
-from ._load import Call, load_safetensors, outlines
+from ._load import Call
+from ._safetensors import load_safetensors, outlines
 
 __all__ = ["Call", "load_safetensors", "outlines"]

@@ -12,7 +12,7 @@ from .._lib import _device
 from .._lib._transfer import Progress, Transfer, open_reader, shower
 from ..errors import ClosedError, DeviceError, FormatError
 from . import _model_files, _parts
-from ._load import Call, _Torch, _view
+from ._load import Call, Torch, _view
 from ._parts import Cut, Layout, Place
 from .safetensors_header import Header
 
@@ -32,7 +32,7 @@ class Arriving:
         index = _device.parse(device)
         if reader is not None and reader.device != index:
             raise DeviceError(f"the reader is for {_device.name(reader.device)} and the weights go to {_device.name(index)}: give one of that device")
-        self._library = _Torch(_device.name(index))
+        self._library = Torch(_device.name(index))
         self._headers = headers
         self._layout = Layout()
         for number, header in enumerate(headers):

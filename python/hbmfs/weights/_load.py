@@ -10,15 +10,13 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from .._lib import _device
-from .._lib._arguments import Device, checked
 from .._lib._closing import unheard
-from .._lib._transfer import REQUEST, Progress, Transfer, open_reader
+from .._lib._transfer import REQUEST, Progress, Transfer, open_reader, uncache
 from ..errors import DeviceError, DtypeError, FormatError, GroupError, OutOfMemoryError, UnavailableError
 from . import _model_files, _parts
 from ._model_files import Names
@@ -32,15 +30,14 @@ if TYPE_CHECKING:
     from ..group._group import Exchange, Team
     from ._columns import Matrix
 
-Begun = Callable[[dict[str, Any], dict[str, int]], object] | None
-"""Is called when all reads are begun, with the tensors and the bytes of progress from which on each is there."""
+T = TypeVar("T")
 
 SHARE = REQUEST
 """Most exchanged bytes that each rank of a group reads at once."""
 EVEN = 512
 """Bytes of which each rank's share of a block is a multiple."""
 
-_TORCH = {
+DTYPES = {
     "BOOL": "bool", "F4": "float4_e2m1fn_x2", "U8": "uint8", "I8": "int8", "F8_E5M2": "float8_e5m2",
     "F8_E4M3": "float8_e4m3fn", "F8_E8M0": "float8_e8m0fnu", "F8_E4M3FNUZ": "float8_e4m3fnuz",
     "F8_E5M2FNUZ": "float8_e5m2fnuz", "I16": "int16", "U16": "uint16", "F16": "float16", "BF16": "bfloat16",
@@ -51,47 +48,6 @@ _NUMPY = {
     "BOOL": "?", "U8": "u1", "I8": "i1", "I16": "<i2", "U16": "<u2", "F16": "<f2", "I32": "<i4", "U32": "<u4",
     "F32": "<f4", "C64": "<c8", "F64": "<f8", "I64": "<i8", "U64": "<u8",
 }  # fmt: skip
-
-
-@checked
-def load_safetensors(
-    path: str | os.PathLike[str],
-    device: Device = "cuda:0",
-    *,
-    method: str = "auto",
-    names: Names = None,
-    slices: Slices = None,
-    group: Any = None,
-    progress: Progress = None,
-    reader: Reader | None = None,
-) -> dict[str, torch.Tensor]:
-    """Loads tensors by name, in the order of their files.
-
-    device    "cuda:0", "cuda", an index, a torch.device, or "cpu"
-    method    the path into HBM that is wished for: see Reader
-    names     only these tensors, or those for whose name it returns True
-    slices    a mapping or a function from a name to what this rank wants of the tensor: None (all of it), a tuple of
-              Python slices, one for each dimension, or hbmfs.SKIP (it is left out)
-    group     a process group of torch.distributed, whose ranks all make this call: NCCL for GPUs, gloo for the CPU
-    progress  None: a bar where tqdm is installed and stderr is a terminal; True, False, or a function(done, total)
-              of the bytes that this rank reads
-    reader    a Reader of this device, which stays open; by default one is made for this call
-
-    Raises FormatError for a damaged file or index, NotFoundError for a missing file, DtypeError for elements that
-    torch (or NumPy) does not have, OutOfMemoryError; with a group, the failure of any rank, and GroupError where one is
-    gone or sees other files. After any exception, KeyboardInterrupt too, all memory is free.
-    """
-    return Call(path, device, method, names, slices, group, progress, reader).load()
-
-
-def outlines(path: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
-    """All tensors of a model by name, without memory: on the meta device of torch."""
-    library, found = _Torch("meta"), dict[str, Any]()
-    for header in _model_files.headers(path, None):
-        for tensor in header.tensors:
-            library.check(tensor)
-            found[tensor.name] = library.empty(_parts.part(tensor, None))
-    return found
 
 
 class Call(NamedTuple):
@@ -105,51 +61,54 @@ class Call(NamedTuple):
     group: Any = None
     progress: Progress = None
     reader: Reader | None = None
-    begun: Begun = None
+    page_cache: str = "keep"
 
     def load(self) -> dict[str, Any]:
-        index = _device.parse(self.device)
+        return self.together(self.index(), self._run)
+
+    def index(self) -> int:
+        """The device of the call."""
+        return _device.parse("cuda:0" if self.device is None else self.device)
+
+    def together(self, device: int, run: Callable[[int, Team | None], T]) -> T:
+        """Runs it alone, or with the ranks of the group, which hear of mistakes in any rank's arguments."""
         if self.group is None:
-            return self._run(index, None)
+            return run(device, None)
         from ..group._board import Told
         from ..group._group import Team
 
         try:
-            with Team(self.group, index, f"load_safetensors({os.fspath(self.path)!r})") as team:
-                return self._run(index, team)
+            with Team(self.group, device, f"load_safetensors({os.fspath(self.path)!r})") as team:
+                return run(device, team)
         except Told as told:
             failure = told.failure
         raise failure
 
     def _run(self, device: int, team: Team | None) -> dict[str, Any]:
-        """Loads, alone or with the ranks of a team, which hear of mistakes in any rank's arguments."""
         if self.reader is not None and self.reader.device != device:
             raise DeviceError(f"the reader is for {_device.name(self.reader.device)} and the weights go to {_device.name(device)}: give one of that device")
-        library = _Torch(_device.name(device)) if _has_torch(device) else _Numpy()
+        library = Torch(_device.name(device)) if has_torch(device) else _Numpy()
         blocks: list[Any] = []
         try:
             with contextlib.ExitStack() as stack:
                 reader = self.reader
-                opening = None if reader is not None else stack.enter_context(_Opening(device, self.method, team))
+                opening = None if reader is not None else stack.enter_context(Opening(device, self.method, team))
                 headers = _model_files.headers(self.path, self.names)
                 for header in headers:
                     for tensor in header.tensors:
                         library.check(tensor)
-                loads = _loads(headers, self.slices, team)
+                loads = loads_of(headers, self.slices, team)
                 blocks.extend(library.allocate(size) for load in loads[:1] for size in load.sizes()[:1])
                 if opening is not None:
                     reader = opening.result()
                 assert reader is not None
-                files = [stack.enter_context(file) for file in reader.open_many([header.path for header in headers])]
-                for header, file in zip(headers, files, strict=True):
-                    if file.size != header.size:
-                        raise FormatError(f"{header.path} changed while it was opened: load it again when its writer is done")
-                exchange = None if team is None else stack.enter_context(_exchange(team))
-                weights = _read(loads, files, blocks, library, self.progress, exchange, self.begun)
+                files = open_files(stack, reader, headers)
+                exchange = None if team is None else stack.enter_context(exchange_of(team))
+                weights = _read(loads, files, blocks, library, self.progress, exchange)
                 weights = {tensor.name: weights[tensor.name] for header in headers for tensor in header.tensors if tensor.name in weights}
+                uncache(files, self.page_cache, team)
                 if opening is not None:
-                    # Closing takes milliseconds, of unpinning. Only the end of Python waits for it.
-                    threading.Thread(target=unheard, args=(f"the reader of {self.path}", stack.pop_all().close), name="hbmfs-close").start()
+                    close_behind(stack, self.path)
                 return weights
         except BaseException:
             # The traceback keeps this frame, which must not keep the memory. The files are closed by now, which ends reads.
@@ -157,19 +116,33 @@ class Call(NamedTuple):
             raise
 
 
-def _columns() -> Any:
+def columns() -> Any:
     from . import _columns as module  # it needs torch.distributed
 
     return module
 
 
-def _exchange(team: Team) -> Exchange:
+def exchange_of(team: Team) -> Exchange:
     from ..group._group import Exchange
 
     return Exchange(team)
 
 
-class _Load(NamedTuple):
+def open_files(stack: contextlib.ExitStack, reader: Reader, headers: Sequence[Header]) -> list[File]:
+    """Opens the files of headers, which must not have changed since."""
+    files = [stack.enter_context(file) for file in reader.open_many([header.path for header in headers])]
+    for header, file in zip(headers, files, strict=True):
+        if file.size != header.size:
+            raise FormatError(f"{header.path} changed while it was opened: load it again when its writer is done")
+    return files
+
+
+def close_behind(stack: contextlib.ExitStack, path: object) -> None:
+    """Closes a reader and its files on a thread: that takes milliseconds, of unpinning. Only the end of Python waits for it."""
+    threading.Thread(target=unheard, args=(f"the reader of {path}", stack.pop_all().close), name="hbmfs-close").start()
+
+
+class Load(NamedTuple):
     """Parts that the same ranks want, and this rank's number among them. Of matrices each wants other columns."""
 
     layout: Layout
@@ -188,34 +161,36 @@ class _Load(NamedTuple):
         return [(begin, min(begin + step, size)) for begin in range(0, size, step)]
 
 
-def _loads(headers: Sequence[Header], slices: Slices, team: Team | None) -> list[_Load]:
-    """Packs this rank's parts: first the shared ones, in the order that all ranks follow."""
+def loads_of(headers: Sequence[Header], slices: Slices, team: Team | None, apart: bool = False) -> list[Load]:
+    """Packs this rank's parts: first the shared ones, in the order that all ranks follow. apart: see Layout."""
     tensors = [tensor for header in headers for tensor in header.tensors]
     mine = _parts.wanted(tensors, slices)
     me = 0 if team is None else team.rank
-    all_cuts = [mine] if team is None else _agreed(team, headers, mine)
-    loads: dict[tuple[bool, tuple[int, ...]], _Load] = {}
+    all_cuts = [mine] if team is None else _agreed(team, headers, mine, apart)
+    loads: dict[tuple[bool, tuple[int, ...]], Load] = {}
     for number, (file, tensor) in enumerate((file, tensor) for file, header in enumerate(headers) for tensor in header.tensors):
         want = mine[number]
         if isinstance(want, Skip):
             continue
         cuts = {rank: said[number] for rank, said in enumerate(all_cuts) if not isinstance(said[number], Skip)}
-        columns = {} if all(cut == want for cut in cuts.values()) else _columns().shared(tensor, cuts)
-        ranks = tuple(columns) if me in columns else tuple(rank for rank, cut in cuts.items() if cut == want)
-        load = loads.setdefault((me in columns, ranks), _Load(Layout(), ranks, ranks.index(me), []))
+        shared = {} if all(cut == want for cut in cuts.values()) else columns().shared(tensor, cuts)
+        ranks = tuple(shared) if me in shared else tuple(rank for rank, cut in cuts.items() if cut == want)
+        load = loads.setdefault((me in shared, ranks), Load(Layout(apart), ranks, ranks.index(me), []))
         load.layout.add(file, _parts.part(tensor, want))
-        if me in columns:
-            load.matrices.append(_columns().Matrix(file, tensor.offset, columns, load.layout.places[-1]))
+        if me in shared:
+            load.matrices.append(columns().Matrix(file, tensor.offset, shared, load.layout.places[-1]))
     return [loads[key] for key in sorted(loads, key=lambda key: (len(key[1]) == 1, key))]
 
 
-def _agreed(team: Team, headers: Sequence[Header], mine: list[Cut | Skip]) -> list[list[Any]]:
-    """The part of each tensor that each rank wants. All must see the same files."""
+def _agreed(team: Team, headers: Sequence[Header], mine: list[Cut | Skip], apart: bool) -> list[list[Any]]:
+    """The part of each tensor that each rank wants. All must see the same files, and load them in the same way."""
     seen = {os.path.basename(header.path): [header.size, hashlib.sha256(repr(header.tensors).encode()).hexdigest()] for header in headers}
     wants: Any = None if all(want is None for want in mine) else ["skip" if isinstance(want, Skip) else want for want in mine]
     cuts = []
-    for rank, text in enumerate(team.gather(json.dumps({"files": seen, "wants": wants}))):
+    for rank, text in enumerate(team.gather(json.dumps({"files": seen, "wants": wants, "into": apart}))):
         said = json.loads(text)
+        if said["into"] != apart:
+            raise GroupError(f"rank {team.rank if apart else rank} gives into= and rank {rank if apart else team.rank} does not: all ranks must load alike")
         for name in sorted(seen.keys() | said["files"].keys()):
             here, there = seen.get(name), said["files"].get(name)
             if here != there:
@@ -235,7 +210,7 @@ def _cut(want: Any) -> Any:
     return _parts.SKIP if want == "skip" else want if want is None else tuple(tuple(dimension) for dimension in want)
 
 
-class _Opening:
+class Opening:
     """A reader that another thread opens, which takes milliseconds of pinning, while headers are read and memory is
     allocated."""
 
@@ -253,7 +228,7 @@ class _Opening:
     def result(self) -> Reader:
         return self._future.result()
 
-    def __enter__(self) -> _Opening:
+    def __enter__(self) -> Opening:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -270,13 +245,12 @@ class _Opening:
 
 
 def _read(
-    loads: Sequence[_Load],
+    loads: Sequence[Load],
     files: Sequence[File],
     blocks: list[Any],
-    library: _Torch | _Numpy,
+    library: Torch | _Numpy,
     progress: Progress,
     exchange: Exchange | None,
-    begun: Begun,
 ) -> dict[str, Any]:
     """Reads this rank's share of everything, and waits until the others' is here, too."""
     weights = dict[str, Any]()
@@ -290,23 +264,20 @@ def _read(
                     _read_block(load, block - first, size, files, blocks[block], library, transfer, exchange)
             if load.matrices:
                 assert exchange is not None
-                _columns().read(load.matrices, load.ranks, load.me, files, blocks[first:], library.allocate, transfer, exchange)
+                columns().read(load.matrices, load.ranks, load.me, files, blocks[first:], library.allocate, transfer, exchange)
             first += len(load.layout.blocks)
         # The last bytes arrive while the views are made.
         first = 0
         for load in loads:
             weights |= {place.part.tensor.name: _view(place, blocks, first, library) for place in load.layout.places}
             first += len(load.layout.blocks)
-        if begun is not None and exchange is None:
-            parts = [place.part for load in loads for place in load.layout.places]
-            begun(weights, dict(zip((part.tensor.name for part in parts), accumulate(part.length for part in parts), strict=True)))
     if exchange is not None:
         exchange.wait()
     return weights
 
 
 def _read_block(
-    load: _Load, block: int, size: int, files: Sequence[File], memory: Any, library: _Torch | _Numpy, transfer: Transfer, exchange: Exchange | None
+    load: Load, block: int, size: int, files: Sequence[File], memory: Any, library: Torch | _Numpy, transfer: Transfer, exchange: Exchange | None
 ) -> None:
     """Begins reading this rank's shares of a block, and gives them to the exchange."""
     for begin, end in load.windows(size):
@@ -322,10 +293,10 @@ def _read_block(
             transfer.then(functools.partial(_give, exchange, memory, f"{block}/{begin}", load.ranks, borders))
 
 
-def _bytes(load: _Load) -> int:
+def _bytes(load: Load) -> int:
     """The bytes that this rank reads."""
     if load.matrices:
-        return int(_columns().size(load.matrices, load.ranks, load.me))
+        return int(columns().size(load.matrices, load.ranks, load.me))
     total = 0
     for block, size in enumerate(load.sizes()):
         for begin, end in load.windows(size):
@@ -334,7 +305,7 @@ def _bytes(load: _Load) -> int:
     return total
 
 
-def _borders(load: _Load, begin: int, end: int) -> tuple[int, ...]:
+def _borders(load: Load, begin: int, end: int) -> tuple[int, ...]:
     """Where the shares of a window begin, and its end."""
     each = (end - begin) // len(load.ranks)
     return tuple(begin + each * number for number in range(len(load.ranks))) + (end,)
@@ -349,7 +320,7 @@ def _give(exchange: Exchange, memory: Any, name: str, ranks: tuple[int, ...], bo
     exchange.have(Wave(f"{'+'.join(map(str, ranks))}/{name}", ranks, [unit]))
 
 
-def _view(place: Place, blocks: Sequence[Any], first: int, library: _Torch | _Numpy) -> Any:
+def _view(place: Place, blocks: Sequence[Any], first: int, library: Torch | _Numpy) -> Any:
     part = place.part
     try:
         if part.length == 0:
@@ -359,7 +330,7 @@ def _view(place: Place, blocks: Sequence[Any], first: int, library: _Torch | _Nu
         raise FormatError(f"tensor {part.tensor.name!r} has the shape {list(part.tensor.shape)}, which no tensor can have: {err}") from None
 
 
-def _has_torch(device: int) -> bool:
+def has_torch(device: int) -> bool:
     try:
         import torch  # noqa: F401
     except ImportError:
@@ -369,17 +340,18 @@ def _has_torch(device: int) -> bool:
     return True
 
 
-class _Torch:
+class Torch:
     """Memory and views as torch has them."""
 
     def __init__(self, device: str) -> None:
         import torch
 
         self._torch = torch
-        self._device = torch.device(device)
+        self.device = self._device = torch.device(device)
+        self.is_cuda = self.device.type == "cuda"
 
     def check(self, tensor: Tensor) -> None:
-        if not hasattr(self._torch, _TORCH.get(tensor.dtype, "none")):
+        if not hasattr(self._torch, DTYPES.get(tensor.dtype, "none")):
             raise DtypeError(f"tensor {tensor.name!r} is of {tensor.dtype}, which torch {self._torch.__version__} does not have: leave it out by names")
         if tensor.dtype == "F4" and tensor.shape[-1] % 2:
             raise DtypeError(f"tensor {tensor.name!r} of F4 has the shape {list(tensor.shape)}, but torch packs two elements of a row in a byte")
@@ -398,10 +370,10 @@ class _Torch:
         return int(block.data_ptr())
 
     def view(self, data: Any, part: Part) -> Any:
-        return data.view(getattr(self._torch, _TORCH[part.tensor.dtype])).view(self._shape(part))
+        return data.view(getattr(self._torch, DTYPES[part.tensor.dtype])).view(self._shape(part))
 
     def empty(self, part: Part) -> Any:
-        return self._torch.empty(self._shape(part), dtype=getattr(self._torch, _TORCH[part.tensor.dtype]), device=self._device)
+        return self._torch.empty(self._shape(part), dtype=getattr(self._torch, DTYPES[part.tensor.dtype]), device=self._device)
 
     def _shape(self, part: Part) -> tuple[int, ...]:
         return (*part.shape[:-1], part.shape[-1] // 2) if part.tensor.dtype == "F4" else part.shape

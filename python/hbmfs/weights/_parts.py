@@ -148,7 +148,9 @@ class Layout:
     Parts that lie next to each other in a file do so in the block, and are read at once, unless alignment parts them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, apart: bool = False) -> None:
+        """apart: each part is a block of its own."""
+        self._apart = apart
         self.blocks: list[int] = []
         self.reads: list[list[Read]] = []
         self.places: list[Place] = []
@@ -158,7 +160,7 @@ class Layout:
         if part.length == 0:
             self.places.append(Place(part, -1, 0))
             return
-        if not self.blocks or self.blocks[-1] + part.length > BLOCK:
+        if not self.blocks or self._apart or self.blocks[-1] + part.length > BLOCK:
             self.blocks.append(0)
             self.reads.append([])
         size, reads = self.blocks[-1], self.reads[-1]

@@ -263,6 +263,7 @@ def differences(sources):
     for what, ours, theirs in (
         *((name, getattr(native, name), numbers[name]) for name in ("ABI", "CHUNK", "NO_STREAM", "KV_CREATE", "KV_WRITE", "KV_SUMS")),
         ("hbmfs_widen", {tuple(map(str, kinds)): n for kinds, n in native.WIDEN.items()}, {widening(name): n for name, n in widen.items() if n}),
+        ("hbmfs_page_cache", native.PAGE_CACHE, {name.removeprefix("PAGE_CACHE_").lower(): n for name, n in enum(sources.header, "hbmfs_page_cache").items()}),
         ("hbmfs_code", {native.OK, native.TIMEOUT, codes["INTERNAL"], *native._EXCEPTIONS}, set(codes.values())),
     ):
         if ours != theirs:

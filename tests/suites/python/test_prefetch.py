@@ -188,7 +188,7 @@ def test_no_memory(folder, monkeypatch):
     def allocate(self, size):
         raise hbmfs.OutOfMemoryError(f"the host has no {size} bytes left for weights")
 
-    monkeypatch.setattr(_arriving._Torch, "allocate", allocate)
+    monkeypatch.setattr(_arriving.Torch, "allocate", allocate)
     with hbmfs.safe_open(folder).prefetch() as loader, pytest.raises(hbmfs.OutOfMemoryError):
         next(iter(loader))
 

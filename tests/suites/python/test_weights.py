@@ -182,7 +182,7 @@ def test_as_the_fake_gpu_gets_it(tmp_path, shared_gpu, small_requests, monkeypat
             return np.ctypeslib.as_array((np.ctypeslib.ctypes.c_uint8 * size).from_address(memory.pointer))
 
     owned = []
-    monkeypatch.setattr(_load, "_Torch", FakeHBM)
+    monkeypatch.setattr(_load, "Torch", FakeHBM)
     model = {name: tensor for name, tensor in random_model(5).items() if "float8" not in name and "bfloat" not in name}
     path = tmp_path / "model.safetensors"
     safetensors.torch.save_file(model, path)
@@ -241,7 +241,7 @@ def test_no_memory_for_a_later_block(tmp_path, reader, small_requests, monkeypat
     """Blocks are allocated while others are read, so that what was begun must be ended."""
     path = tmp_path / "model.safetensors"
     safetensors.torch.save_file({f"t{i}": torch.zeros(70_000) for i in range(5)}, path)
-    allocate, sizes = _load._Torch.allocate, []
+    allocate, sizes = _load.Torch.allocate, []
 
     def refuse(library, size):
         sizes.append(size)
@@ -250,7 +250,7 @@ def test_no_memory_for_a_later_block(tmp_path, reader, small_requests, monkeypat
         return allocate(library, size)
 
     with monkeypatch.context() as patched:
-        patched.setattr(_load._Torch, "allocate", refuse)
+        patched.setattr(_load.Torch, "allocate", refuse)
         with pytest.raises(hbmfs.OutOfMemoryError) as caught:
             hbmfs.load_safetensors(path, "cpu", reader=reader)
     frames = [entry.frame.f_locals for entry in caught.traceback]
