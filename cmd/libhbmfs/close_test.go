@@ -28,7 +28,7 @@ func TestClosingAgainWhatIsUnderWay(t *testing.T) {
 		_, err := r.r.Wall(ctx, time.Hour) // one step
 		ended <- err
 	}()
-	awaitStack(t, "baseline.repeat")
+	awaitStack(t, "cufile.repeatCopy")
 	want(t, "close", l.closeReader(handle), codeTimeout)
 	cancel()
 	if err := <-ended; !errors.Is(err, context.Canceled) {

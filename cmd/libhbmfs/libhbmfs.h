@@ -90,14 +90,6 @@ const char *hbmfs_code_name(int32_t code);   /* such as "out of range"; not to b
 #define HBMFS_HOST (-1) /* the device of host memory */
 
 /*
- * Paths: "auto", "direct" (storage to GPU by DMA), "mapped" (page cache to GPU by DMA), "staged" (pread into pinned
- * memory, overlapped with copies), "compat" (libcufile's own POSIX mode), "host" (pread into host memory).
- *
- * method is a wish: where it does not work another path is taken, and hbmfs_result.reason says why. require is an
- * order: where it does not work, opening the reader or the file fails with HBMFS_UNAVAILABLE. Bytes that lie on no
- * storage, such as the header that a view of a mount begins with, are always "staged" or "host".
- */
-/*
  * Whether a file's pages stay in the page cache after reading. The kernel keeps pages that any process has mapped or pinned, and dirty
  * ones. Through a mount they are those of the files that hold the bytes, as far as they are open.
  */
@@ -108,6 +100,14 @@ typedef enum {
 				     control groups, of version 1 and 2, and on the machine, beside memory that is used for other things */
 } hbmfs_page_cache;
 
+/*
+ * Paths: "auto", "direct" (storage to GPU by DMA), "mapped" (page cache to GPU by DMA), "staged" (pread into pinned
+ * memory, overlapped with copies), "compat" (libcufile's own POSIX mode), "host" (pread into host memory).
+ *
+ * method is a wish: where it does not work another path is taken, and hbmfs_result.reason says why. require is an
+ * order: where it does not work, opening the reader or the file fails with HBMFS_UNAVAILABLE. Bytes that lie on no
+ * storage, such as the header that a view of a mount begins with, are always "staged" or "host".
+ */
 typedef struct hbmfs_reader_options {
 	uint32_t struct_size;
 	int32_t device;       /* CUDA's index, 0 the first; HBMFS_HOST */

@@ -81,7 +81,7 @@ func (k *Asker) put(ctx context.Context, key string, q *question) Answer {
 	if k.Life != nil {
 		life = k.Life
 	}
-	got := make(chan Answer, 1)
+	got, patience := make(chan Answer, 1), k.Patience
 	go func() { // ends with the process, which a stuck daemon can delay
 		a := k.run(life, q)
 		q.answer = a
@@ -92,7 +92,7 @@ func (k *Asker) put(ctx context.Context, key string, q *question) Answer {
 		got <- a
 	}()
 	go func() { // ends with the process, too
-		if late(k.Patience, q.begun, q.ended) {
+		if late(patience, q.begun, q.ended) {
 			close(q.late)
 			cancel()
 		}

@@ -45,6 +45,7 @@ class Stream(Generic[B]):
     _identity()         what decides the order: a state of another one is refused
     _batches(positions) begins to plan batches, given the places of their samples in the order of all epochs, and gives a function
                         that gives what to read for them
+    _read()             the datasets
     _tell(window)       tells the mount's daemon of such batches
     _queue()            begins their reads, and gives them out in order
     pass_samples        the samples of one iteration from its begin to its end, None if it has none
@@ -52,7 +53,6 @@ class Stream(Generic[B]):
 
     _row: int  # tokens read for one sample
     _rows: Rows | Beside
-    _read: Sequence[Any]  # the datasets
     pass_samples: int | None
 
     def __init__(
@@ -241,13 +241,17 @@ class Stream(Generic[B]):
         said = begun(sequences_of, borders, None if sources is None else sources.reshape(-1), starts.reshape(-1), rows, self.seq_len)
         return lambda: [*map(Batch, each, said())]
 
+    def _read(self) -> Sequence[Any]:
+        """The datasets that are read."""
+        raise NotImplementedError
+
     def _told(self) -> bool:
         """Whether a daemon wants to hear of the plan."""
-        return any(dataset.stats().get("mounted") for dataset in self._read)
+        return any(dataset.stats().get("mounted") for dataset in self._read())
 
     def _all_seen(self) -> bool:
         """Whether the daemon need not hear more now: the last bytes of all files were in memory that the device reads."""
-        whole = [getattr(dataset, "whole", dataset) for dataset in self._read]
+        whole = [getattr(dataset, "whole", dataset) for dataset in self._read()]
         files = [dataset._open() if hasattr(dataset, "_open") else None for dataset in whole]
         return all(file is not None and file.seen for file in files)
 

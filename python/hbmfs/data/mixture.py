@@ -139,7 +139,6 @@ class Mixture(Stream[B]):
         )  # fmt: skip
         self.names = list(sources)
         self.datasets: list[Any] = [dataset for dataset, _ in sources.values()]
-        self._read = self.datasets
         self._rows = _rows(dict(zip(self.names, self.datasets, strict=True)), dtype)
         self.documents = bool(documents)
         self._borders = [borders_of(dataset) for dataset in self.datasets] if packed else None
@@ -245,6 +244,9 @@ class Mixture(Stream[B]):
         seeds = self._seeds if self.shuffle else [None] * len(self._seeds)
         starts, sources = starts_of_drawn(self._samples, seeds, before, drawn, places - first)
         return self._of_rows(self._borders, sources.reshape(positions.shape), starts.reshape(positions.shape))
+
+    def _read(self) -> Sequence[Any]:
+        return self.datasets
 
     def _tell(self, window: list[Batch]) -> None:
         starts, sources = (np.concatenate([getattr(batch.spans, field) for batch in window]) for field in ("starts", "sources"))

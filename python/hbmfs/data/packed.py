@@ -17,7 +17,7 @@ With targets=True a batch has labels: the next token of the same document, and -
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, overload
 
 import numpy as np
@@ -140,7 +140,6 @@ class PackedStream(Stream["Packed[A]"], Generic[A]):
             raise InvalidError(f"{dataset.path} has no tokens")
         self._of_epoch = -(-self._documents // self.window)
         self._whole, self._begins = whole_of(dataset)
-        self._read = [self._whole]
         self._rows = Rows([self._whole], dtype)
         given = self._whole.dtype if dtype is None else parse_dtype(dtype)
         if given.kind in "iu" and not (isinstance(pad, (int, np.integer)) and np.iinfo(given).min <= pad <= np.iinfo(given).max):
@@ -287,6 +286,9 @@ class PackedStream(Stream["Packed[A]"], Generic[A]):
     def _queue(self) -> Queue:
         self._whole.stats()  # an error if it is closed
         return Queue(self._rows, self.depth)
+
+    def _read(self) -> Sequence[Any]:
+        return [self._whole]
 
     def _tell(self, window: list[Batch]) -> None:
         starts = np.concatenate([batch.spans.starts for batch in window])

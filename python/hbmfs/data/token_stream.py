@@ -36,7 +36,7 @@ once: new workers would begin where the stream of the main process stands.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
@@ -133,7 +133,6 @@ class TokenStream(Stream[B]):
         )  # fmt: skip
         whole: Any = dataset
         self.dataset = whole
-        self._read = [whole]
         self.epochs = None if epochs is None else at_least(1, "epochs", epochs)
         self.documents = bool(documents)
         self._borders = borders_of(self.dataset) if packed else None
@@ -173,6 +172,9 @@ class TokenStream(Stream[B]):
     def _batches(self, positions: NDArray[np.int64]) -> Callable[[], list[Batch]]:
         starts = starts_of_order(self._samples, self.seed if self.shuffle else None, positions.reshape(-1))
         return self._of_rows(None if self._borders is None else [self._borders], None, starts.reshape(positions.shape))
+
+    def _read(self) -> Sequence[Any]:
+        return [self.dataset]
 
     def _tell(self, window: list[Batch]) -> None:
         self.dataset.prefetch(np.concatenate([batch.spans.starts for batch in window]), self._row)

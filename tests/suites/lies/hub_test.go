@@ -24,7 +24,7 @@ const hubCommit = "0123456789abcdef0123456789abcdef01234567"
 // newHubLiar makes a liar of a Hugging Face Hub. The Hub is at 127.0.0.1, and its storage, which has all files and tells the lies about
 // bytes, at another name of the same server. Lies about listings are the Hub's.
 func newHubLiar(t testing.TB, files map[string][]byte, read, list func(x *exchange) bool) *liar {
-	l := newLiar(t, true, files, read, nil)
+	l := &liar{files: maps.Clone(files), s3: true, read: read}
 	l.hub = func(w http.ResponseWriter, r *http.Request) bool {
 		x := &exchange{w: w, r: r}
 		api, isAPI := strings.CutPrefix(r.URL.Path, "/api/datasets/org/name/")
@@ -47,7 +47,7 @@ func newHubLiar(t testing.TB, files map[string][]byte, read, list func(x *exchan
 		}
 		return isAPI || isFile
 	}
-	return l
+	return l.start(t)
 }
 
 func hubHash(data []byte) string { return fmt.Sprintf("%x", sha256.Sum256(data)) }
