@@ -1,6 +1,6 @@
 """Filling tensors that are there: the engine writes straight to their memory.
 
-Tensors of another dtype, or with gaps, come by way of scratch memory, SCRATCH at a time. In a group each rank reads a share of a tensor, and the
+Tensors of another dtype, or with gaps, come by way of scratch memory, SCRATCH at a time. So do small ones that follow each other in a file. In a group each rank reads a share of a tensor, and the
 exchange completes it in place; small tensors, and the few bytes that make no even shares, are read by every rank.
 """
 

@@ -19,6 +19,8 @@ from .safetensors_header import Tensor
 
 BLOCK = 4 << 30
 """Most bytes of one block that holds more than one tensor."""
+SMALL, PACK = 1 << 20, 16 << 20
+"""Bytes of a part that is read together with its neighbours where parts have blocks of their own, and of such a block: a request costs as much as a MiB."""
 ALIGNED = 64 << 10
 """Tensors from this size on begin at 16 bytes' alignment, which fast kernels want; smaller ones at their element's."""
 APART = 256
@@ -149,8 +151,10 @@ class Layout:
     """
 
     def __init__(self, apart: bool = False) -> None:
-        """apart: each part is a block of its own."""
+        """apart: each part is a block of its own, but for small ones that follow each other in a file."""
+        self._most = PACK if apart else BLOCK
         self._apart = apart
+        self._small = False  # the last part is
         self.blocks: list[int] = []
         self.reads: list[list[Read]] = []
         self.places: list[Place] = []
@@ -160,20 +164,23 @@ class Layout:
         if part.length == 0:
             self.places.append(Place(part, -1, 0))
             return
-        if not self.blocks or self._apart or self.blocks[-1] + part.length > BLOCK:
-            self.blocks.append(0)
-            self.reads.append([])
-        size, reads = self.blocks[-1], self.reads[-1]
-        before = reads[-1] if reads else None
+        before = self.reads[-1][-1] if self.reads else None
         follows = (
             before is not None
             and before.file == file
             and len(before.offsets) == len(part.offsets) == 1
             and before.offsets[0] + before.run == part.offsets[0]
-            and size % _alignment(part) == 0
+            and self.blocks[-1] % _alignment(part) == 0
         )
+        alone = self._apart and not (follows and part.length <= SMALL and self._small)
+        if not self.blocks or alone or self.blocks[-1] + part.length > self._most:
+            self.blocks.append(0)
+            self.reads.append([])
+            follows = False
+        self._small = part.length <= SMALL
+        size, reads = self.blocks[-1], self.reads[-1]
         if follows:
-            assert before is not None
+            before = reads[-1]
             reads[-1] = before._replace(run=before.run + part.run)
         else:
             size = -(-size // APART) * APART

@@ -40,10 +40,14 @@ class Target(NamedTuple):
 def fill(into: Sequence[Target], values: Sequence[torch.Tensor]) -> None:
     """Copies elements to targets that have come elsewhere."""
     with torch.no_grad(), torch.inference_mode(any(target.tensor.is_inference() for target in into)):
+        same = [(target.bytes(), value.reshape(-1).view(torch.uint8)) for target, value in zip(into, values, strict=True) if target.straight]
+        if into[0].device != _device.CPU and same:  # as bytes, since this call changes NaNs of bfloat16
+            torch._foreach_copy_([to for to, _ in same], [value for _, value in same])
+        else:
+            for to, value in same:
+                np.copyto(to.numpy(), value.numpy())  # torch wakes all its threads for each
         for target, value in zip(into, values, strict=True):
-            if target.straight and target.device == _device.CPU:  # torch wakes all its threads for each
-                np.copyto(target.bytes().numpy(), value.reshape(-1).view(torch.uint8).numpy())
-            else:
+            if not target.straight:
                 target.tensor.copy_(value)
 
 

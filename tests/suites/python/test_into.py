@@ -8,7 +8,7 @@ import pytest
 import safetensors.torch
 import torch
 from hbmfs._lib import _transfer
-from hbmfs.weights import _into, _load
+from hbmfs.weights import _into, _load, _parts
 from test_group import Ranks
 from test_weights import random_model, reader, same, small_requests  # noqa: F401 (fixtures)
 
@@ -30,6 +30,12 @@ def path(tmp_path):
 def saved(path, tensors):
     safetensors.torch.save_file({name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}, path)
     return safetensors.torch.load_file(path)
+
+
+@pytest.fixture
+def no_small_ones(monkeypatch):
+    """No tensor is read together with its neighbours."""
+    monkeypatch.setattr(_parts, "SMALL", -1)
 
 
 def test_every_dtype(path, reader, small_requests):
@@ -87,7 +93,7 @@ def test_inference_tensors(path, dtype):
         assert torch.equal(a, expected)
 
 
-def test_casts_and_gaps(path, reader, small_requests, monkeypatch):
+def test_casts_and_gaps(path, reader, no_small_ones, small_requests, monkeypatch):
     """By scratch memory of a few tensors, beside others that are written straight to."""
     monkeypatch.setattr(_into, "SCRATCH", 100_000)
     allocate, most = _load.Torch.allocate, []
@@ -111,7 +117,7 @@ def test_casts_and_gaps(path, reader, small_requests, monkeypatch):
     assert sum(most) == sum(tensor.nbytes for name, tensor in expected.items() if into[name].dtype != tensor.dtype or not into[name].is_contiguous())
 
 
-def test_nothing_but_the_targets_is_allocated(path, reader, monkeypatch):
+def test_nothing_but_the_targets_is_allocated(path, reader, no_small_ones, monkeypatch):
     expected = saved(path, random_model(2))
     into = empty(expected)
     monkeypatch.setattr(_load.Torch, "allocate", lambda *_: pytest.fail("memory was allocated"))
@@ -214,7 +220,7 @@ def test_all_differences_are_in_one_error(path):
 
 
 @pytest.mark.parametrize("error", [RuntimeError("the disk is gone"), KeyboardInterrupt()])
-def test_a_load_that_ends_midway(path, reader, small_requests, error):
+def test_a_load_that_ends_midway(path, reader, no_small_ones, small_requests, error):
     """Each tensor is undefined and named so, or has its old bytes, or its new ones."""
     expected = saved(path, {f"{i:02}": torch.randn(20_000) for i in range(40)})
     into = empty(expected) | {"03": torch.full((20_000,), 3.0, dtype=torch.float64)}
@@ -258,7 +264,7 @@ def test_from_a_mount(mount, source):
 
 def together(rank, size, path, seed):
     """The same tensors on all ranks, random slices, columns; some targets with gaps or of another dtype."""
-    _into.ALONE, _into.SCRATCH = 1000, 60_000
+    _into.ALONE, _into.SCRATCH, _parts.SMALL, _parts.PACK = 1000, 60_000, 20_000, 50_000
     from hbmfs.weights import _columns
 
     _columns.LEAST = 100
@@ -300,7 +306,7 @@ def test_in_a_group(tmp_path, size, seed):
 
 
 def evenly(rank, size, path):
-    _into.ALONE = 1000
+    _into.ALONE, _parts.SMALL = 1000, 1000
     into = {name: torch.zeros_like(tensor) for name, tensor in safetensors.torch.load_file(path).items()}
     with hbmfs.Reader("cpu") as own:
         hbmfs.load_safetensors(path, into=into, group=torch.distributed.group.WORLD, reader=own)
@@ -336,12 +342,13 @@ def test_a_load_that_one_rank_refuses(path, other, why):
 
 
 def test_a_directory_of_an_adapter(tmp_path, reader):
-    """A file of many small tensors goes to those of them that a mapping names by their names in the file."""
+    """A file of many small tensors, which are read at once, goes to those of them that a mapping names by their names in the file."""
     (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 8}))
     expected = saved(tmp_path / "adapter_model.safetensors", {f"base.{i}.lora_{kind}.weight": torch.randn(8, 64) for i in range(50) for kind in "AB"})
     into = {name: torch.nn.Parameter(torch.zeros(tensor.shape)) for name, tensor in expected.items()}
+    before = reader.stats()["reads"]
     hbmfs.load_safetensors(tmp_path, into=into, reader=reader)
-    assert bytes_of(into) == bytes_of(expected)
+    assert bytes_of(into) == bytes_of(expected) and reader.stats()["reads"] == before + 1
 
 
 def test_requests_are_those_of_a_fresh_load(path, reader, monkeypatch):
@@ -350,4 +357,4 @@ def test_requests_are_those_of_a_fresh_load(path, reader, monkeypatch):
     into = empty(saved(path, {"a": torch.randn(3 << 18), "b": torch.randn(100)}))
     before = reader.stats()["reads"]
     hbmfs.load_safetensors(path, into=into, reader=reader)
-    assert reader.stats()["reads"] - before == 4
+    assert reader.stats()["reads"] - before == 4  # b is read by itself, as its neighbour is large
