@@ -120,6 +120,9 @@ class Assignment:
         self.end = self._lines[-1].end
         self.restart(0, [0] * self._k)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update({"_period": len(state["_pattern"])} | state)  # older pickles have one period in their pattern, and no number
+
     def restart(self, n: int, counts: Sequence[int]) -> None:
         """Goes on at sample n, where the sources have given so many."""
         self._base, self._before = n, np.array(counts, np.int64)
@@ -165,6 +168,7 @@ class Assignment:
         self._line = next((p for p, line in enumerate(self._lines) if n < line.end), len(self._lines) - 1)
         self._tries = 2  # to find that the order repeats itself
         self._pattern: NDArray[Any] = np.empty(0, self._dtype)
+        self._period = 0
         self._repeats = n  # the order is `pattern` again and again up to here
         self._next = [self._look_up(i) for i in range(self._k)]  # of each source's next sample: (may come, due)
 
