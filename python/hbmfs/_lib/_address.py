@@ -2,7 +2,6 @@
 
 import os
 import re
-import shlex
 from typing import Any
 
 from ..errors import InvalidError
@@ -18,5 +17,7 @@ def refuse(path: Any) -> None:
     if found is None:
         return
     if found[1].lower() in _SCHEMES:
+        import shlex  # seldom needed, as json is elsewhere: `import hbmfs` takes less time
+
         raise InvalidError(f"{name} is an address: mount it first, by `hbmfs mount {shlex.quote(name)} /mnt/data --cache-dir DIR`, and open /mnt/data")
     raise InvalidError(f"{name} is an address that hbmfs does not read: copy the data to a local directory, or to where a mount can read it ({', '.join(_SCHEMES)})")

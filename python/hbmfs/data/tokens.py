@@ -7,7 +7,6 @@ A path is a file (``.npy``, a view, or headerless tokens), or a directory of an 
 import contextlib
 import errno
 import fcntl
-import json
 import os
 import re
 import stat
@@ -132,6 +131,8 @@ def _mount_of(path: str) -> tuple[str, str] | None:
 
 def _hints(root: str, below: str) -> list[str]:
     """A mount's hints about files below a directory that may hold tokens and have no view."""
+    import json
+
     try:
         with open(os.path.join(root, ".hbmfs", "status"), "rb") as file:
             told = json.load(file).get("hints", [])
@@ -193,6 +194,8 @@ def _type_beside(name: str, size: int) -> np.dtype[Any] | None:
     try:
         if os.path.getsize(manifest_name) > _MAX_MANIFEST:
             return None
+        import json
+
         with open(manifest_name, "rb") as file:
             manifest = json.load(file)
         if manifest["format"] == "nanogpt" and any(told["name"] == base and told["size"] == size for told in manifest["files"]):
