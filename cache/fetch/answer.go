@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"mime"
 	"net/http"
+	"net/url"
 	"strconv"
 	"strings"
 
@@ -122,4 +123,16 @@ func (r *request) ended() error {
 		return nil
 	}
 	return err
+}
+
+// Do makes a request. Its errors leave the address out, whose query may be a secret.
+func Do(client *http.Client, q *http.Request) (*http.Response, error) {
+	res, err := client.Do(q)
+	if failed, ok := errors.AsType[*url.Error](err); ok {
+		err = failed.Err
+	}
+	if errors.Is(err, io.EOF) {
+		err = fmt.Errorf("the server hung up: %w", err)
+	}
+	return res, err
 }

@@ -154,15 +154,8 @@ func (o *Bucket) do(ctx context.Context, endpoint, name string, query url.Values
 	for i := 0; i < len(headers); i += 2 {
 		q.Header.Set(headers[i], headers[i+1])
 	}
-	res, err := o.client.Do(q)
+	res, err := fetch.Do(o.client, q)
 	if err != nil {
-		var failed *url.Error
-		if errors.As(err, &failed) {
-			err = failed.Err
-		}
-		if errors.Is(err, io.EOF) {
-			err = fmt.Errorf("the server hung up: %w", err)
-		}
 		return nil, err
 	}
 	if res.StatusCode == http.StatusOK || res.StatusCode == http.StatusPartialContent {

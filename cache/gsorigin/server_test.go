@@ -176,7 +176,7 @@ func noEnvironment(t testing.TB) {
 		t.(interface{ Setenv(string, string) }).Setenv(name, "")
 	}
 	t.(interface{ Setenv(string, string) }).Setenv("HOME", t.TempDir())
-	t.(interface{ Setenv(string, string) }).Setenv(metadataVariable, "127.0.0.1:1") // nobody answers there
+	t.(interface{ Setenv(string, string) }).Setenv(metadataVariable, "127.0.0.1:1") // no server listens there
 }
 
 // openAt opens gs://bucket at a server.

@@ -22,7 +22,7 @@ import (
 // scope is the right that tokens are asked for: to read objects.
 const scope = "https://www.googleapis.com/auth/devstorage.read_only"
 
-// Bounds of what gives out tokens.
+// Bounds of the servers and files that give out tokens.
 const (
 	mostFile     = 1 << 20           // bytes of a file of credentials
 	mostAnswer   = 1 << 20           // bytes of an answer
@@ -38,7 +38,7 @@ type tokens struct {
 	client    http.RoundTripper // asks servers that give out tokens
 	direct    http.RoundTripper // asks the metadata server, by no proxy
 
-	turn chan struct{} // who has its element renews
+	turn chan struct{} // a goroutine takes its element before it renews
 
 	mu     sync.Mutex // guards what follows
 	now    *token

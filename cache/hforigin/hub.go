@@ -166,15 +166,7 @@ func (h *hub) do(ctx context.Context, u *url.URL, byteRange string, trusted bool
 			}
 		}
 	}
-	res, err := h.client.Do(req)
-	var failed *url.Error
-	if errors.As(err, &failed) {
-		err = failed.Err
-	}
-	if errors.Is(err, io.EOF) {
-		err = fmt.Errorf("the server hung up: %w", err)
-	}
-	return res, err
+	return fetch.Do(h.client, req)
 }
 
 var errBusy = errors.New("the Hub wants fewer requests (429)")

@@ -101,7 +101,7 @@ func (o *Site) page(ctx context.Context, dir string) (names entries, err error) 
 		if err != nil {
 			return err
 		}
-		res, err := o.do(req)
+		res, err := fetch.Do(o.client, req)
 		if err != nil {
 			return err
 		}

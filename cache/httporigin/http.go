@@ -11,9 +11,7 @@ package httporigin
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"net/http"
 	"net/url"
@@ -100,19 +98,6 @@ func follow(req *http.Request, via []*http.Request) error {
 	return nil
 }
 
-// do makes a request. Its errors leave the address out, whose query may be a secret.
-func (o *Site) do(q *http.Request) (*http.Response, error) {
-	res, err := o.client.Do(q)
-	var failed *url.Error
-	if errors.As(err, &failed) {
-		err = failed.Err
-	}
-	if errors.Is(err, io.EOF) {
-		err = fmt.Errorf("the server hung up: %w", err)
-	}
-	return res, err
-}
-
 // String is the source as it was given, without its query, which may be a secret.
 func (o *Site) String() string {
 	u := *o.base
@@ -137,7 +122,7 @@ func (o *Site) Get(ctx context.Context, obj *layout.Object, off, n int64) (*fetc
 	if strings.HasPrefix(obj.Version, `"`) { // a strong ETag, which If-Match may be asked with
 		req.Header.Set("If-Match", obj.Version)
 	}
-	res, err := o.do(req)
+	res, err := fetch.Do(o.client, req)
 	if err != nil {
 		return nil, err
 	}
@@ -211,7 +196,7 @@ func (o *Site) stat(ctx context.Context, name string) (obj *layout.Object, err e
 		if err != nil {
 			return err
 		}
-		res, err := o.do(req)
+		res, err := fetch.Do(o.client, req)
 		if err != nil {
 			return err
 		}
