@@ -393,7 +393,7 @@ func (k *keeper) decide() error {
 	if err := k.decideSpare(); err != nil {
 		k.say("no daemon waits for its turn: %v", err)
 	}
-	if k.died != 0 && k.how == "crash" && k.next != nil && k.spare.daemon == nil && k.spare.due.IsZero() {
+	if k.died != 0 && k.how == "crash" && k.next != nil && k.spare.daemon == nil && (k.spare.due.IsZero() || k.spare.died == 0) { // not in the pause after one that died
 		k.startAfter(k.next)
 	}
 	switch d := k.next; {
