@@ -216,9 +216,9 @@ func TestTheNextDaemonCatchesUp(t *testing.T) {
 		t.Cleanup(func() { _ = f.Close() })
 		return dup(t, int(f.Fd()))
 	}
-	k := &keeper{log: io.Discard, store: Copy{"old": open(), "new": open(), "newer": open()}}
+	k := &keeper{log: io.Discard, news: -1, store: Copy{"old": open(), "new": open(), "newer": open()}}
 	next := &daemon{socket: ours}
-	l := &Life{kind: ByKeeper, socket: theirs, kept: map[string]int{"old": open(), "gone": open(), "newer": open()}}
+	l := &Life{kind: ByKeeper, socket: theirs, orphan: orphan{daemon: -1, news: -1}, kept: map[string]int{"old": open(), "gone": open(), "newer": open()}}
 	var none *daemon
 	none.misses("nobody starts")
 	for _, name := range []string{"gone", "new", "newer", "gone twice"} {

@@ -15,7 +15,7 @@ func followed(t *testing.T) *Life {
 	t.Helper()
 	ours, theirs, err := pair()
 	must(t, err)
-	k := &keeper{kind: ByKeeper, store: Copy{}, log: io.Discard, listener: listen(), now: &daemon{pidfd: -1, sentinel: -1, asked: -1, socket: ours}}
+	k := &keeper{kind: ByKeeper, store: Copy{}, log: io.Discard, listener: listen(), news: -1, now: &daemon{pidfd: -1, sentinel: -1, asked: -1, socket: ours}}
 	if k.listener < 0 {
 		t.Skip("no keeper can be asked here")
 	}

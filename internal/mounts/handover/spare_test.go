@@ -6,6 +6,8 @@ import (
 	"runtime"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // keeperOf makes a keeper of a daemon that serves, whose next daemons only sleep. It changes its thread's nice value.
@@ -14,17 +16,19 @@ func keeperOf(t *testing.T) *keeper {
 	runtime.LockOSThread() // and never unlocked: the thread ends with the test
 	program, err := os.Open("/bin/sleep")
 	must(t, err)
+	high, err := unix.FcntlInt(program.Fd(), unix.F_DUPFD_CLOEXEC, 100) // a number that no child's own descriptors take
+	must(t, err)
 	device, err := NewMemory("device")
 	must(t, err)
 	k := &keeper{
 		kind: ByKeeper, log: io.Discard, store: Copy{Device: dup(t, int(device.Fd()))}, listener: -1, news: -1,
-		program: int(program.Fd()), argv: []string{"sleep", "600"}, now: watched(os.Getpid(), -1, -1), spare: spare{wanted: true},
+		program: high, argv: []string{"sleep", "600"}, now: watched(os.Getpid(), -1, -1), spare: spare{wanted: true},
 	}
 	t.Cleanup(func() {
 		k.drop(k.next)
 		k.dropSpares()
 		k.store.Close()
-		_, _ = program.Close(), device.Close() // opened for reading, and memory
+		_, _, _ = program.Close(), device.Close(), unix.Close(high) // opened for reading, and memory
 	})
 	return k
 }
