@@ -150,7 +150,7 @@ func (k *keeper) poll() {
 			fds, then = append(fds, unix.PollFd{Fd: int32(fd), Events: unix.POLLIN}), append(then, do)
 		}
 	}
-	for _, d := range []*daemon{k.now, k.next, k.spare.daemon, k.spare.after} {
+	for _, d := range []*daemon{k.now, k.next, k.spare.daemon, k.spare.after, k.spare.stale} {
 		if d != nil {
 			watch(d.socket, func() { k.hear(d) })
 			watch(d.pidfd, func() { k.bury(d) })
@@ -229,6 +229,10 @@ func (k *keeper) hear(d *daemon) {
 		}
 	case m.fields["PREPARED"] != "":
 		d.prepared = true
+		if d == k.spare.daemon {
+			k.drop(k.spare.stale)
+			k.spare.stale = nil
+		}
 		k.tellSpare()
 	case m.fields["FAILED"] != "":
 		k.answer(d, "REFUSED="+m.fields["FAILED"])

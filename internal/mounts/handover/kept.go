@@ -71,7 +71,6 @@ func (l *Life) Keep(name string, f syscall.Conn) error {
 		_ = unix.Close(old) // the newer one takes its place
 	}
 	l.kept[name] = dup
-	l.tellOrphans(newsSpare, 0) // they would go on without it
 	return l.store(name, dup)
 }
 
@@ -121,7 +120,6 @@ func (l *Life) Drop(name string) {
 	if fd, ok := l.kept[name]; ok {
 		_ = unix.Close(fd) // a copy
 		delete(l.kept, name)
-		l.tellOrphans(newsSpare, 0) // they have it still
 	}
 	_ = l.tell(say("FDSTOREREMOVE=1", "FDNAME="+name)) // a holder that is gone has forgotten it
 }

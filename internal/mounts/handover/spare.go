@@ -31,6 +31,7 @@ const (
 type spare struct {
 	daemon *daemon   // nil for none
 	after  *daemon   // waits for the turn after that one's; nil for none, and while nobody dies
+	stale  *daemon   // does not know all changes: it holds the mount until the one that replaces it is prepared; nil for none
 	wanted bool      // by the daemon that serves
 	due    time.Time // when one is to be started; zero for never
 	died   int       // in a row
@@ -48,9 +49,15 @@ func (s *spare) timeout(most int) int {
 	return min(most, left)
 }
 
-// renewSpare has a spare started after a time. An existing spare does not know the changes, and goes.
+// renewSpare has a spare started after a time. An existing spare does not know the changes, and goes once another one is prepared.
 func (k *keeper) renewSpare(after time.Duration) {
-	k.dropSpares()
+	s := &k.spare
+	if s.daemon != nil && s.daemon.pidfd >= 0 && (s.stale == nil || s.stale.pidfd < 0) {
+		s.daemon, s.stale = s.stale, s.daemon
+	}
+	k.drop(s.daemon)
+	k.drop(s.after)
+	s.daemon, s.after = nil, nil
 	k.spare.due = time.Now().Add(max(after, spareDelay))
 	if !k.spare.wanted || k.before != nil {
 		k.spare.due = time.Time{}
@@ -60,7 +67,8 @@ func (k *keeper) renewSpare(after time.Duration) {
 func (k *keeper) dropSpares() {
 	k.drop(k.spare.daemon)
 	k.drop(k.spare.after)
-	k.spare.daemon, k.spare.after = nil, nil
+	k.drop(k.spare.stale)
+	k.spare.daemon, k.spare.after, k.spare.stale = nil, nil, nil
 }
 
 // startAfter starts the next spare as soon as the daemon that serves dies. The one that takes its place, and this keeper, may be killed before that spare would

@@ -56,3 +56,40 @@ func TestTheNextDaemonHasASpareAtOnce(t *testing.T) {
 		})
 	}
 }
+
+// A spare that does not know a change holds the mount until the one that replaces it is prepared.
+func TestAStaleSpareStaysUntilAnotherIsPrepared(t *testing.T) {
+	k := keeperOf(t)
+	first, err := k.start(k.program, true, k.now, -1)
+	must(t, err)
+	k.spare.daemon = first
+	k.renewSpare(0) // as each change does
+	if k.spare.stale != first || k.spare.daemon != nil {
+		t.Fatalf("after a change there are %+v", k.spare)
+	}
+	time.Sleep(time.Until(k.spare.due) + time.Millisecond)
+	must(t, k.decide())
+	second := k.spare.daemon
+	if second == nil {
+		t.Fatal("no other spare is started")
+	}
+	k.renewSpare(0) // a further change finds the second not prepared
+	if k.spare.stale != first || second.pidfd < 0 && k.spare.daemon == second {
+		t.Errorf("after a further change there are %+v", k.spare)
+	}
+	time.Sleep(time.Until(k.spare.due) + time.Millisecond)
+	must(t, k.decide())
+	ours, theirs, err := pair()
+	must(t, err)
+	must(t, send(theirs, say("PREPARED=1")))
+	must(t, unix.Close(k.spare.daemon.socket))
+	k.spare.daemon.socket = ours
+	k.hear(k.spare.daemon)
+	if k.spare.stale != nil {
+		t.Error("the stale spare stays")
+	}
+	if unix.PidfdSendSignal(first.pidfd, 0, nil, 0) == nil {
+		t.Error("its process runs")
+	}
+	must(t, unix.Close(theirs))
+}
