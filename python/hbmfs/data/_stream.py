@@ -106,10 +106,15 @@ class Stream(Generic[B]):
 
     def __len__(self) -> int:
         """The number of steps of one iteration from its begin to its end."""
-        if self.pass_samples is None:
+        samples = self._count()
+        if samples is None:
             raise TypeError(f"an endless {type(self).__name__} has no length: {self._endless}")
-        whole, rest = divmod(self.pass_samples, self._step)
+        whole, rest = divmod(samples, self._step)
         return whole + (rest > 0 and not self.drop_last)
+
+    def _count(self) -> int | None:
+        """Samples of one iteration from its begin to its end, None if it has no end."""
+        return self.pass_samples
 
     @property
     def _endless(self) -> str:
