@@ -366,10 +366,10 @@ class Stream(Generic[B]):
 
     def _windows(self, first: int, stride: int, tell: bool) -> Iterator[Callable[[], list[Batch]]]:
         """Yields the same as lists of batches that are being planned, since computing the order of many costs hardly more than of one: `ahead` of them
-        where the daemon is told, otherwise more and more."""
+        while the daemon is told, otherwise more and more."""
         batch = np.arange(self.rank * self.batch_size, (self.rank + 1) * self.batch_size)
-        end, size = None, max(1, self.ahead)
-        most = size if tell else max(size, min(_WINDOW, _WINDOW_SAMPLES // self._step))
+        end, least = None, max(1, self.ahead)
+        size, most = least, max(least, min(_WINDOW, _WINDOW_SAMPLES // self._step))
         while end is None:
             steps = size
             end = self._end_by(first + (steps - 1) * stride + self._step)
@@ -378,7 +378,7 @@ class Stream(Generic[B]):
             if steps:
                 yield self._batches(first + stride * np.arange(steps, dtype=np.int64)[:, None] + batch)
             first += steps * stride
-            size = min(4 * size, most)
+            size = least if tell and not self._all_seen() else min(4 * size, most)
         if first < end and not self.drop_last:
             rest = end - first
             mine = np.arange(rest * self.rank // self.world_size, rest * (self.rank + 1) // self.world_size)

@@ -53,9 +53,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Packed", "PackedStream"]
 
-_PACKED_AHEAD = 2
-"""Windows that are packed beside each other, each by one thread, before their samples are needed. A GPU takes the samples of one in less time than
-that."""
+_PACKED_AHEAD = 4
+"""Windows that are packed beside each other, each by one thread, before their samples are needed. Packing one takes twice as long as a GPU takes for its
+samples."""
 
 
 class _Window:
@@ -192,18 +192,12 @@ class PackedStream(Stream["Packed[A]"], Generic[A]):
         self._coming = {n: coming.get(n) or begun(self._pack, n) for n in ahead}
         return self._coming[number]
 
-    def _more(self, known: list[_Window], position: int) -> tuple[list[_Window], bool]:
-        """Packs windows behind those that are known until they go up to `position`. Says whether they go to the end of the pass."""
-        windows, end = list(known), NEVER if self.epochs is None else self._began_with + self.epochs * self._of_epoch
-        while (number := windows[-1].number + 1) < end and windows[-1].end < position:
-            windows.append(_Window(number, windows[-1].end, self._come(number, end)()))
-        return windows[len(known) :], number >= end
-
     def _reach(self, position: int) -> bool:
-        """Packs until the windows go up to `position`. Returns whether they go to the end of the pass."""
-        more, ends = self._more(list(self._known), position)
-        self._known.extend(more)
-        return ends
+        """Packs windows until they go up to `position`. Returns whether they go to the end of the pass."""
+        known, end = self._known, NEVER if self.epochs is None else self._began_with + self.epochs * self._of_epoch
+        while (number := known[-1].number + 1) < end and known[-1].end < position:
+            known.append(_Window(number, known[-1].end, self._come(number, end)()))
+        return number >= end
 
     def _end_by(self, position: int) -> int | None:
         if self.epochs is None or not self._reach(position):
@@ -265,21 +259,8 @@ class PackedStream(Stream["Packed[A]"], Generic[A]):
 
     def _batches(self, positions: NDArray[np.int64]) -> Callable[[], list[Batch]]:
         self._forget()
-        known = list(self._known)
-        planned = begun(self._planned, known, positions)
-
-        def batches() -> list[Batch]:
-            more, made = planned()
-            if self._known[-1] is known[-1]:
-                self._known.extend(more)
-            return made
-
-        return batches
-
-    def _planned(self, known: list[_Window], positions: NDArray[np.int64]) -> tuple[list[_Window], list[Batch]]:
-        """The windows that are packed for samples at these positions, and the batches."""
-        more, _ = self._more(known, int(positions[-1, -1]) + 1 if positions.size else 0)
-        windows, rows = known + more, positions.shape[1]
+        self._reach(int(positions[-1, -1]) + 1 if positions.size else 0)
+        windows, rows = list(self._known), positions.shape[1]
         firsts = positions[:, 0] if rows else np.full(len(positions), windows[0].first)
         made: list[Batch] = []
         while len(made) < len(positions):
@@ -290,7 +271,7 @@ class PackedStream(Stream["Packed[A]"], Generic[A]):
             else:
                 of_window = firsts[len(made) : np.searchsorted(firsts, window.end - rows, side="right")]
                 made += window.batches(of_window, rows, self.seq_len, self.pad)
-        return more, made
+        return lambda: made
 
     def _batch(self, windows: list[_Window], first: int, rows: int) -> Batch:
         """The samples from a position on."""
