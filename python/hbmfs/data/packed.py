@@ -21,7 +21,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, overload
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .._lib._arguments import checked
 from ..errors import InvalidError
@@ -257,14 +256,12 @@ class PackedStream(Stream["Packed[A]"], Generic[A]):
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
-    def _batches(self, positions: NDArray[np.int64]) -> Callable[[], list[Batch]]:
+    def _batches(self, firsts: Ints, rows: int) -> Callable[[], list[Batch]]:
         self._forget()
-        self._reach(int(positions[-1, -1]) + 1 if positions.size else 0)
-        windows, rows = list(self._known), positions.shape[1]
-        firsts = positions[:, 0] if rows else np.full(len(positions), windows[0].first)
-        made: list[Batch] = []
-        while len(made) < len(positions):
-            first = int(firsts[len(made)])
+        self._reach(int(firsts[-1]) + rows if rows else 0)
+        windows, made = list(self._known), list[Batch]()
+        while len(made) < len(firsts):
+            first = int(firsts[len(made)]) if rows else windows[0].first
             window = next((w for w in windows if w.first <= first and first + rows <= w.end), None)
             if window is None or not rows:
                 made.append(self._batch(windows, first, rows))

@@ -271,7 +271,7 @@ def test_windows_are_larger_while_the_device_sees_all():
     ds._open = lambda: file
     stream = hbmfs.TokenStream(ds, 4, 2, seed=2, epochs=1, ahead=3)
     plan = stream._batches
-    stream._batches = lambda positions: sizes.append(len(positions)) or plan(positions)
+    stream._batches = lambda firsts, rows: sizes.append(len(firsts)) or plan(firsts, rows)
     batches, read = iter(stream), []
     for file.seen, steps, least, most in ((False, 100, 3, 3), (True, 400, 48, 64), (False, 300, 3, 3)):
         read += [batch[:, 0].tolist() for batch in itertools.islice(batches, steps)]
