@@ -137,6 +137,9 @@ func (s *Set) joinFields() (*fieldsOf, error) {
 				parts[f.name] = make([]*field, len(s.Shards))
 				all.fields = append(all.fields, &field{name: f.name})
 			}
+			if parts[f.name][i] != nil {
+				f.missing = "several fields have its name"
+			}
 			parts[f.name][i] = f
 		}
 	}

@@ -294,3 +294,39 @@ func TestMDSTokensAreAField(t *testing.T) {
 		}
 	}
 }
+
+// hex of the values of a field, for comparisons.
+func hexOf(values [][]byte) string { return fmt.Sprintf("%x", values) }
+
+func TestArrowFields(t *testing.T) {
+	v := index(t, files{"a.arrow": arrowFixture(t, "behind"), "b.arrow": arrowFixture(t, "behind")})
+	got, about := samples(t, v)
+	want := map[string]string{
+		"large":     "[78 78 78 78 78 78 78 78]",
+		"raw":       "[6162 6162 6162 6162 6162 6162 6162 6162]",
+		"square":    "[" + strings.TrimSpace(strings.Repeat("0000803f00000040 ", 8)) + "]",
+		"input_ids": "[010000000200000003000000  0400000005000000 06000000 010000000200000003000000  0400000005000000 06000000]",
+	}
+	missing := map[string]string{
+		"null": "it is a column of type 1", "text": `column "text" has nulls`, "flag": "it is a column of bool", "point": "it is a column of struct",
+		"pairs": "it is a column of map", "word": "it is a column of dictionary",
+	}
+	for _, f := range about.Fields {
+		if hex := hexOf(got[f.Name]); f.Missing == "" && hex != want[f.Name] {
+			t.Errorf("%s: %s, want %s", f.Name, hex, want[f.Name])
+		}
+		if why := missing[f.Name]; !strings.HasPrefix(f.Missing, why) || (why == "") != (f.Missing == "") {
+			t.Errorf("%s: missing %q, want %q", f.Name, f.Missing, why)
+		}
+	}
+	if len(about.Fields) != len(want)+len(missing) || about.Samples != 8 {
+		t.Errorf("%+v", about)
+	}
+	for name, want := range map[string]string{
+		"sliced-i32": "[010000000200000003000000  0400000005000000 06000000]", "fixed-i32": "[010000000200000003000000 040000000500000006000000 070000000800000009000000]", "empty": "[]",
+	} {
+		if got, _ := samples(t, index(t, files{"x": arrowFixture(t, name)})); hexOf(got["input_ids"]) != want {
+			t.Errorf("%s: %s, want %s", name, hexOf(got["input_ids"]), want)
+		}
+	}
+}
