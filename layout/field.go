@@ -192,12 +192,38 @@ func (s *Set) joinField(f *field, parts []*field) (missing string) {
 	return ""
 }
 
+// Fields describes the fields of the set's samples, nil where the format has none. It reads the indexes of all values: a
+// mistake in one is an error. An [*AbsentError] says why no field is shown.
+func (s *Set) Fields(ctx context.Context) ([]Field, error) {
+	if !s.hasFields() {
+		return nil, nil
+	}
+	all, err := s.samplesOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range all.fields {
+		if f.index != nil {
+			if err := checkStarts(ctx, f.index); err != nil {
+				return nil, err
+			}
+		}
+	}
+	_, about, err := s.fieldFilesOf(all)
+	return about, err
+}
+
 // fieldFiles makes the files of the directory fields.
 func (s *Set) fieldFiles(ctx context.Context) ([]*File, error) {
 	all, err := s.samplesOf(ctx)
 	if err != nil {
 		return nil, err
 	}
+	files, _, err := s.fieldFilesOf(all)
+	return files, err
+}
+
+func (s *Set) fieldFilesOf(all *fieldsOf) ([]*File, []Field, error) {
 	about := fieldsJSON{Samples: all.samples, Fields: make([]Field, 0, len(all.fields)), Shards: make([]samplesJSON, 0, len(s.Shards))}
 	for _, h := range s.Shards {
 		about.Shards = append(about.Shards, samplesJSON{h.Name, h.Samples})
@@ -213,11 +239,11 @@ func (s *Set) fieldFiles(ctx context.Context) ([]*File, error) {
 	}
 	text, err := json.Marshal(about)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	var b Body
 	b.addWhole(Inline(append(text, '\n')))
-	return append(files, s.named(fieldsIndex, b, DTypeUnknown, -1)), nil
+	return append(files, s.named(fieldsIndex, b, DTypeUnknown, -1)), about.Fields, nil
 }
 
 // fieldsIndex is the name of the file that lists the fields.
