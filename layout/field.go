@@ -185,7 +185,9 @@ func (s *Set) joinField(f *field, parts []*field) (missing string) {
 		}
 		elements[i] = p.values.Size() / int64(f.dtype.Size())
 		f.values.AddBody(&p.values)
+		p.values = Body{} // there is one copy at a time
 	}
+	f.values.clip()
 	if f.ragged {
 		f.index = joinIndexes(indexes, elements)
 	}

@@ -55,7 +55,7 @@ func (p *fieldPieces) flush() error {
 	p.taken++
 	if p.left.Add(-1) < 0 {
 		p.giveBack()
-		return absent("%s of the set lie in more than %d separate pieces: repack it to read it as one stream", p.what, maxPieces)
+		return absent("%s of the set lie in more than %d separate pieces: repack it to read it as one stream", p.what, maxRuns)
 	}
 	p.data.AddStrided(p.object, r.Offset, r.Length, r.Stride, r.Count)
 	p.run = Run{}
@@ -71,12 +71,9 @@ func (p *fieldPieces) giveBack() {
 // newPieces returns the count that the shards of a set share.
 func newPieces() *atomic.Int64 {
 	n := new(atomic.Int64)
-	n.Store(maxPieces)
+	n.Store(maxRuns)
 	return n
 }
-
-// maxPieces bounds the runs of all tokens, and of all fields, of one set.
-const maxPieces = maxRuns
 
 // lengthIndex is an index of documents, or of values of a field, by their lengths in elements. Equal ones in a row take one
 // entry of two or three bytes.
@@ -133,7 +130,7 @@ func (l *lengthIndex) done() DocumentIndex {
 		return regularDocuments{wholeDocuments{l.documents}, l.length}
 	}
 	l.flush()
-	l.packed, l.marks = slices.Clip(l.packed), slices.Clip(l.marks)
+	l.packed, l.marks = slices.Clone(l.packed), slices.Clone(l.marks)
 	return l
 }
 

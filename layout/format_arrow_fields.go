@@ -33,7 +33,7 @@ func (s *arrowStream) findFields(ctx context.Context, schema *arrowSchema, left 
 			}
 			p, err := s.piece(ctx, b, rows, &schema.columns[i])
 			if err == nil && left.Add(-1) < 0 {
-				err = absent("the values of the fields of the set lie in more than %d record batches: write them in larger ones", maxPieces)
+				err = absent("the values of the fields of the set lie in more than %d record batches: write them in larger ones", maxRuns)
 			}
 			if err := f.take(err); err != nil {
 				return err

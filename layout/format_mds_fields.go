@@ -220,6 +220,7 @@ func (f *field) finish(p *fieldPieces) error {
 		return nil
 	}
 	f.values, f.index = p.data, p.index.done()
+	f.values.clip()
 	return nil
 }
 

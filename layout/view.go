@@ -42,8 +42,9 @@ func (e *AbsentError) Error() string { return e.Why }
 
 func absent(format string, args ...any) error { return &AbsentError{fmt.Sprintf(format, args...)} }
 
-// maxRuns bounds the memory of one view's body: 48 bytes a run. Layouts that are regular stay far below it.
-const maxRuns = 1 << 20
+// maxRuns bounds the memory of one view's body, and of all fields of a set: some 8 bytes a run. Layouts that are regular
+// stay far below it.
+const maxRuns = 1 << 25
 
 // views lists the views of all sets. Sets that would show theirs in one directory get a directory each, named by format.
 func views(v *Volume) []View {
@@ -118,7 +119,7 @@ func (s *Set) tokens(ctx context.Context) (*Body, error) {
 	if s.stream != nil {
 		return s.stream, nil
 	}
-	b := &Body{runs: make([]Run, 0, len(s.Shards))}
+	b := &Body{}
 	count := int64(0)
 	for _, h := range s.Shards {
 		b.AddBody(&h.Data)
