@@ -330,3 +330,82 @@ func TestArrowFields(t *testing.T) {
 		}
 	}
 }
+
+func TestLitDataFields(t *testing.T) {
+	be := func(n ...uint32) (b []byte) {
+		for _, v := range n {
+			b = binary.BigEndian.AppendUint32(b, v)
+		}
+		return b
+	}
+	le := func(n ...uint32) (b []byte) {
+		for _, v := range n {
+			b = binary.LittleEndian.AppendUint32(b, v)
+		}
+		return b
+	}
+	formats := []string{"int", "jpeg", "tensor", "numpy", "no_header_numpy:9", "pickle", "bool", "tensor"}
+	leaf := `{"type": null, "context": null, "children_spec": []}`
+	spec := `[1, {"type": "builtins.dict", "context": "[\"n\", \"tree\"]", "children_spec": [` + leaf + `, {"type": "builtins.list", "context": "null", "children_spec": [` +
+		strings.Repeat(leaf+",", 6) + leaf + `]}]}]`
+	var items [][]byte
+	for _, values := range [][][]byte{
+		{[]byte("12345678"), []byte("jpeg"), append(be(1, 2, 1, 2), "aaaabbbb"...), append(le(1, 2, 2, 1), "abcd"...), []byte("ffff"), []byte("p"), {1}, append(be(1, 0), "aaaa"...)},
+		{[]byte("abcdefgh"), nil, append(be(1, 2, 1, 2), "ccccdddd"...), append(le(1, 2, 1, 1), "ef"...), nil, []byte("p"), {0}, append(be(11, 0), "a"...)},
+	} {
+		var head, body []byte
+		for _, v := range values {
+			head, body = append(head, le(uint32(len(v)))...), append(body, v...)
+		}
+		items = append(items, append(head, body...))
+	}
+	chunk, at := le(2), 4*uint32(len(items)+2)
+	for _, item := range items {
+		chunk, at = append(chunk, le(at)...), at+uint32(len(item))
+	}
+	chunk = slices.Concat(append([][]byte{chunk, le(at)}, items...)...)
+	dataset := func(chunk []byte) files {
+		index, err := json.Marshal(map[string]any{
+			"chunks": []any{map[string]any{"chunk_bytes": len(chunk), "chunk_size": 2, "dim": nil, "filename": "chunk-0-0.bin"}},
+			"config": map[string]any{"compression": nil, "data_format": formats, "data_spec": spec, "item_loader": "PyTreeLoader"},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return files{"index.json": index, "chunk-0-0.bin": chunk}
+	}
+	got, about := samples(t, index(t, dataset(chunk)))
+	want := map[string]string{
+		"n": "int64 dense [] 12345678 abcdefgh", "tree.0": "uint8 ragged [] jpeg ", "tree.1": "float32 dense [1 2] aaaabbbb ccccdddd", "tree.2": "int16 ragged [1] abcd ef",
+		"tree.3": "float32 ragged [] ffff ", "tree.4": `its format "pickle" is none`, "tree.5": "bool dense [] \x01 \x00", "tree.6": "holds uint8, those before it float32",
+	}
+	for _, f := range about.Fields {
+		is := fmt.Sprint(f.DType, " ", f.Kind, " ", f.Shape, " ", f.Missing)
+		if f.Missing == "" {
+			is += string(got[f.Name][0]) + " " + string(got[f.Name][1])
+		}
+		if !strings.Contains(is, want[f.Name]) {
+			t.Errorf("%s: %q, want %q", f.Name, is, want[f.Name])
+		}
+	}
+	if len(about.Fields) != len(want) {
+		t.Errorf("%+v", about)
+	}
+	first := int(binary.LittleEndian.Uint32(chunk[4:]))
+	for at := range 8 { // the size of each leaf
+		bad := bytes.Clone(chunk)
+		bad[first+4*at]++
+		if list, err := index(t, dataset(bad)).Views[6].Entries(t.Context()); err == nil || !strings.Contains(err.Error(), "chunk-0-0.bin is bad") {
+			t.Errorf("size %d: %d files, %v", at, len(list), err)
+		}
+	}
+	v := index(t, golden(t, "litdata-tokens"))
+	tokens, _ := readView(t, v, "tokens.bin")
+	if got, about := samples(t, v); !bytes.Equal(slices.Concat(got["data"]...), tokens) || len(about.Fields) != 1 {
+		t.Errorf("%+v", about)
+	}
+	v = index(t, golden(t, "litdata-arrow"))
+	if _, err := v.Views[6].Entries(t.Context()); err == nil || !strings.Contains(err.Error(), "rows in Arrow's format") || len(v.Problems()) > 0 {
+		t.Errorf("%v, problems %v", err, v.Problems())
+	}
+}

@@ -75,6 +75,37 @@ func (r *mdsReader) sample(i, begin, end int64) error {
 	return nil
 }
 
+// dims32 reads the beginning of an array of sample i: u32 type, u32 number of dimensions, and the dimensions. LitData
+// writes so (streaming/serializers.py, TensorSerializer and NumpySerializer).
+func (r *mdsReader) dims32(i, off, length int64, e mdsEncoding) (a mdsArrayHead, err error) {
+	bad := func() error { return corruptf(r.object, off, "the array of sample %d is cut short, or no array", i) }
+	const most = 32 // dimensions that NumPy has
+	head, err := r.read(off, min(length, 8+4*most))
+	if err != nil {
+		return a, err
+	}
+	if len(head) < 8 {
+		return a, bad()
+	}
+	a.dtype = litdataType(e.codes, int(e.order.Uint32(head)))
+	dims := int64(e.order.Uint32(head[4:]))
+	if a.skip = 8 + 4*dims; dims > most || int64(len(head)) < a.skip || a.dtype == DTypeUnknown {
+		return a, bad()
+	}
+	count, fits := int64(a.dtype.Size()), true
+	for k := range dims {
+		n := int64(e.order.Uint32(head[8+4*k:]))
+		if count, fits = multiply(count, n); !fits {
+			return a, bad()
+		}
+		a.shape = append(a.shape, n)
+	}
+	if count != length-a.skip {
+		return a, corruptf(r.object, off, "the array of sample %d has the shape %s of %s, %d bytes follow", i, shapeText(a.shape), a.dtype, length-a.skip)
+	}
+	return a, nil
+}
+
 // mdsArrayHead is the beginning of an array: its type and shape, and the bytes before its values.
 type mdsArrayHead struct {
 	form
@@ -145,6 +176,14 @@ func (c *mdsColumns) fixed() int64 {
 // findFields finds the values of all columns. It reads the beginning of each sample that has several columns of variable
 // size, and of each array that has its shape before it.
 func (m *mdsShard) findFields(ctx context.Context, s *Shard) (*fieldsOf, error) {
+	encodings := make([]mdsEncoding, len(m.columns.names))
+	for k := range encodings {
+		encodings[k] = m.columns.encoding(k)
+	}
+	return m.findEncoded(ctx, s, encodings)
+}
+
+func (m *mdsShard) findEncoded(ctx context.Context, s *Shard, encodings []mdsEncoding) (*fieldsOf, error) {
 	table, err := m.table(ctx, s.Objects[0])
 	if err != nil {
 		return nil, err
@@ -153,9 +192,7 @@ func (m *mdsShard) findFields(ctx context.Context, s *Shard) (*fieldsOf, error) 
 	c := m.columns
 	out := &fieldsOf{samples: m.samples}
 	parts := make([]fieldPieces, len(c.names))
-	encodings := make([]mdsEncoding, len(c.names))
 	for k, name := range c.names {
-		encodings[k] = c.encoding(k)
 		f := &field{name: name, form: encodings[k].form, missing: encodings[k].missing}
 		out.fields = append(out.fields, f)
 		parts[k] = fieldPieces{object: table.object, item: int64(f.dtype.Size()), left: m.fields, what: "the values of the field"}
@@ -170,8 +207,15 @@ func (m *mdsShard) findFields(ctx context.Context, s *Shard) (*fieldsOf, error) 
 				continue
 			}
 			at, length := r.at[k], r.length[k]
-			if e := &encodings[k]; e.shaped {
-				a, err := r.array(i, at, length, *e)
+			switch e := &encodings[k]; {
+			case e.size > 0 && length != e.size || !e.shaped && length%parts[k].item != 0:
+				return corruptf(r.object, at, "the value of %q in sample %d has %d bytes, which is no %s", f.name, i, length, e.dtype)
+			case e.shaped:
+				head := r.array
+				if e.order != nil {
+					head = r.dims32
+				}
+				a, err := head(i, at, length, *e)
 				if err != nil {
 					return err
 				}
@@ -231,4 +275,10 @@ type mdsEncoding struct {
 	// of one) and the dimensions.
 	typed, shaped bool
 	missing       string // why its values are no field
+
+	// Of LitData: the bytes of numbers, which it stores with their size; the order of the u32s before an array, and the
+	// kind of its type.
+	size  int64
+	order binary.ByteOrder
+	codes string
 }
