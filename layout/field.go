@@ -65,6 +65,7 @@ func (f *form) elements() int64 {
 type fieldsOf struct {
 	none    string // why a shard has none, "" where it has
 	samples int64
+	shards  []int64 // samples of the shards of a set
 	fields  []*field
 }
 
@@ -129,6 +130,7 @@ func (s *Set) joinFields() (*fieldsOf, error) {
 			return nil, errors.New(h.fields.none)
 		}
 		all.samples += h.fields.samples
+		all.shards = append(all.shards, h.fields.samples)
 		for _, f := range h.fields.fields {
 			if parts[f.name] == nil {
 				if len(all.fields) == maxFields {
@@ -227,8 +229,8 @@ func (s *Set) fieldFiles(ctx context.Context) ([]*File, error) {
 
 func (s *Set) fieldFilesOf(all *fieldsOf) ([]*File, []Field, error) {
 	about := fieldsJSON{Samples: all.samples, Fields: make([]Field, 0, len(all.fields)), Shards: make([]samplesJSON, 0, len(s.Shards))}
-	for _, h := range s.Shards {
-		about.Shards = append(about.Shards, samplesJSON{h.Name, h.Samples})
+	for i, h := range s.Shards {
+		about.Shards = append(about.Shards, samplesJSON{h.Name, all.shards[i]})
 	}
 	var files []*File
 	taken := map[string]bool{}

@@ -130,8 +130,9 @@ func (l *lengthIndex) done() DocumentIndex {
 		return regularDocuments{wholeDocuments{l.documents}, l.length}
 	}
 	l.flush()
-	l.packed, l.marks = slices.Clone(l.packed), slices.Clone(l.marks)
-	return l
+	done := *l // l is part of more than is kept
+	done.packed, done.marks = slices.Clone(l.packed), slices.Clone(l.marks)
+	return &done
 }
 
 func (l *lengthIndex) Starts(_ context.Context, dst []int64, first int64) error {

@@ -409,3 +409,30 @@ func TestLitDataFields(t *testing.T) {
 		t.Errorf("%v, problems %v", err, v.Problems())
 	}
 }
+
+func TestNPYFields(t *testing.T) {
+	npy := func(values string, shape ...int64) []byte { return append(NPYHeader(F16, shape...), values...) }
+	for what, c := range map[string]struct {
+		files files
+		want  string
+	}{
+		"dense":   {files{"a.npy": npy("aabbccdd", 2, 2), "b.npy": npy("eeffgghh", 2, 2)}, "data dense [2 2] [6161626263636464 6565666667676868]"},
+		"ragged":  {files{"x/lat/a.npy": npy("aabb", 1, 2), "x/lat/b.npy": npy("eeffgghh", 2, 2)}, "lat ragged [2] [61616262 6565666667676868]"},
+		"flat":    {files{"a.npy": npy("aa", 1), "b.npy": npy("eeff", 2), "c.npy": npy("", 0)}, "data ragged [] [6161 65656666 ]"},
+		"scalars": {files{"a.npy": npy("aa"), "b.npy": npy("ee")}, "data dense [] [6161 6565]"},
+	} {
+		v := index(t, c.files)
+		v.Views = slices.DeleteFunc(v.Views, func(view View) bool { return baseOf(view.Path) != "fields" })
+		v.Views[0].Path = "fields"
+		got, about := samples(t, v)
+		if is := fmt.Sprint(about.Fields[0].Name, " ", about.Fields[0].Kind, " ", about.Fields[0].Shape, " ", hexOf(got[about.Fields[0].Name])); is != c.want {
+			t.Errorf("%s: %s, want %s", what, is, c.want)
+		}
+	}
+	for name, why := range map[string]string{"npy-fortran": "Fortran order", "npy-bigendian": "are none that are shown"} {
+		_, s := oneSet(t, golden(t, name))
+		if fields, err := s.Fields(t.Context()); err != nil || len(fields) != 1 || !strings.Contains(fields[0].Missing, why) {
+			t.Errorf("%s: %+v, %v", name, fields, err)
+		}
+	}
+}
