@@ -235,7 +235,7 @@ func (s *Set) fieldFilesOf(all *fieldsOf) ([]*File, []Field, error) {
 	var files []*File
 	taken := map[string]bool{}
 	for _, f := range all.fields {
-		j := Field{Name: f.name, Missing: f.missing}
+		j := Field{Name: f.name, Shape: []int64{}, Missing: f.missing}
 		if f.missing == "" {
 			j.Missing = s.addField(&files, f, all.samples, taken, &j)
 		}

@@ -84,7 +84,7 @@ func webdatasetReads(t testing.TB, archives ...[]byte) (out []map[string]string,
 				return nil, err.Error()
 			}
 			m := expression.FindStringSubmatch(h.Name)
-			if h.Typeflag != tar.TypeReg || meta.MatchString(h.Name) || m == nil {
+			if !isRegular(h) || meta.MatchString(h.Name) || m == nil {
 				continue
 			}
 			if current == nil || current["__key__"] != m[1] {
@@ -179,6 +179,44 @@ func TestWebdatasetFieldsAreRefused(t *testing.T) {
 			t.Errorf("%s: %d files, %v; want %q", what, len(list), err, c.why)
 		}
 	}
+}
+
+// FuzzWebdatasetFields compares the fields of an archive with the independent reading: they have the same bytes, or none
+// are shown.
+func FuzzWebdatasetFields(f *testing.F) {
+	f.Add(golden(f, "webdataset")["shard-000000.tar"])
+	f.Add(golden(f, "tar")["pax.tar"])
+	f.Add(golden(f, "tar")["gnu.tar"])
+	f.Add(tarOf(f, member0("a.jpg", "12"), member0("a.cls", ""), member0("b.CLS", "3")))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		v := index(t, files{"x.tar": data})
+		if len(v.Sets) != 1 || v.Sets[0].Format != "webdataset" {
+			return
+		}
+		all, err := v.Sets[0].samplesOf(t.Context())
+		if err != nil {
+			return
+		}
+		want, fails := webdatasetReads(t, data)
+		if fails != "" || len(want) != int(all.samples) {
+			t.Fatalf("%d samples, want %d (%s)", all.samples, len(want), fails)
+		}
+		for _, of := range all.fields {
+			for i, sample := range want {
+				var edges [2]int64
+				if of.missing != "" {
+					continue
+				}
+				if err := of.index.Starts(t.Context(), edges[:], int64(i)); err != nil {
+					t.Fatal(err)
+				}
+				value := make([]byte, edges[1]-edges[0])
+				if _, err := of.values.ReadAt(t.Context(), value, edges[0]); err != nil && len(value) > 0 && err != io.EOF || string(value) != sample[of.name] {
+					t.Errorf("%q of sample %d is %q (%v), want %q", of.name, i, value, err, sample[of.name])
+				}
+			}
+		}
+	})
 }
 
 // FuzzSampleKey compares the key with the expression of webdataset.
