@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"math"
 )
 
@@ -92,12 +91,14 @@ func (r *mdsReader) dims32(i, off, length int64, e mdsEncoding) (a mdsArrayHead,
 	if a.skip = 8 + 4*dims; dims > most || int64(len(head)) < a.skip || a.dtype == DTypeUnknown {
 		return a, bad()
 	}
-	count, fits := int64(a.dtype.Size()), true
+	count := int64(a.dtype.Size())
 	for k := range dims {
 		n := int64(e.order.Uint32(head[8+4*k:]))
-		if count, fits = multiply(count, n); !fits {
+		product, fits := multiply(count, n)
+		if !fits {
 			return a, bad()
 		}
+		count = product
 		a.shape = append(a.shape, n)
 	}
 	if count != length-a.skip {
@@ -126,8 +127,8 @@ func (r *mdsReader) array(i, off, length int64, e mdsEncoding) (a mdsArrayHead, 
 		if len(head) == 0 {
 			return a, short()
 		}
-		known := false
-		if a.dtype, known = mdsTypeCode(head[0]); !known {
+		dtype, known := mdsTypeCode(head[0])
+		if a.dtype = dtype; !known {
 			return a, corruptf(r.object, off, "the array of sample %d has the type code %d, which no writer knows", i, head[0])
 		}
 		a.skip = 1
@@ -206,28 +207,7 @@ func (m *mdsShard) findEncoded(ctx context.Context, s *Shard, encodings []mdsEnc
 			if f.missing != "" {
 				continue
 			}
-			at, length := r.at[k], r.length[k]
-			switch e := &encodings[k]; {
-			case e.size > 0 && length != e.size || !e.shaped && length%parts[k].item != 0:
-				return corruptf(r.object, at, "the value of %q in sample %d has %d bytes, which is no %s", f.name, i, length, e.dtype)
-			case e.shaped:
-				head := r.array
-				if e.order != nil {
-					head = r.dims32
-				}
-				a, err := head(i, at, length, *e)
-				if err != nil {
-					return err
-				}
-				at, length = at+a.skip, length-a.skip
-				if i == 0 {
-					f.form, parts[k].item = a.form, int64(a.dtype.Size())
-				} else if !f.meet(a.form) {
-					f.missing = fmt.Sprintf("sample %d of shard %s holds %s, those before it %s", i, s.Name, a.dtype.Long(), f.dtype.Long())
-					continue
-				}
-			}
-			if err := f.take(parts[k].add(at, length)); err != nil {
+			if err := f.take(r.value(i, k, f, &parts[k], &encodings[k])); err != nil {
 				return err
 			}
 		}
@@ -241,6 +221,31 @@ func (m *mdsShard) findEncoded(ctx context.Context, s *Shard, encodings []mdsEnc
 		err = f.finish(&parts[k])
 	}
 	return out, err
+}
+
+// value adds the value of column k in sample i, which was found, to its field.
+func (r *mdsReader) value(i int64, k int, f *field, p *fieldPieces, e *mdsEncoding) error {
+	at, length := r.at[k], r.length[k]
+	switch {
+	case e.size > 0 && length != e.size || !e.shaped && length%p.item != 0:
+		return corruptf(r.object, at, "the value of %q in sample %d has %d bytes, which is no %s", f.name, i, length, e.dtype)
+	case e.shaped:
+		head := r.array
+		if e.order != nil {
+			head = r.dims32
+		}
+		a, err := head(i, at, length, *e)
+		if err != nil {
+			return err
+		}
+		at, length = at+a.skip, length-a.skip
+		if i == 0 {
+			f.form, p.item = a.form, int64(a.dtype.Size())
+		} else if !f.meet(a.form) {
+			return absent("sample %d of shard %s holds %s, those before it %s", i, r.object.Name, a.dtype.Long(), f.dtype.Long())
+		}
+	}
+	return p.add(at, length)
 }
 
 // take makes an [*AbsentError] the reason why a field is missing, and returns other errors.
