@@ -53,9 +53,9 @@ func (m *manyMembers) ReadAt(_ context.Context, o *Object, p []byte, off int64) 
 }
 
 // TestFieldsOfManySamples builds the fields of 10 million samples in 1,000 archives and bounds their memory. It has
-// 50,000 without HBMFS_TEST_LONG.
+// 20,000 without HBMFS_TEST_LONG.
 func TestFieldsOfManySamples(t *testing.T) {
-	shards := int64(5)
+	shards := int64(2)
 	if os.Getenv("HBMFS_TEST_LONG") != "" {
 		shards = 1000
 	}
