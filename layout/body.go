@@ -20,11 +20,13 @@ type Extent struct {
 }
 
 // Body says where the bytes of a file lie: runs in order, without gaps or overlap. Equal pieces a stride apart
-// (fixed-size samples between headers) take the room of one, so a body stays small where the layout is regular.
+// (fixed-size samples between headers) take the room of one, so a body stays small where the layout is regular. Runs of
+// many different lengths are packed into some bytes each.
 // The zero value is empty. A Body is built by one goroutine and is immutable once others see it.
 type Body struct {
-	runs []Run
-	size int64
+	packed packedRuns
+	runs   []Run // behind them
+	size   int64
 }
 
 // Run is Count pieces of Length bytes each: piece k is at Logical + k*Length of the file, and at Offset + k*Stride of
@@ -42,7 +44,7 @@ type Run struct {
 func (b *Body) Size() int64 { return b.size }
 
 // Runs returns how many runs the body takes. Its memory grows with them.
-func (b *Body) Runs() int { return len(b.runs) }
+func (b *Body) Runs() int { return b.packed.count + len(b.runs) }
 
 // Add appends the length bytes of o at offset. Bytes that continue the last run are merged into it. The caller has
 // checked the range against o's size; Add panics on one that is out of it.
@@ -73,36 +75,65 @@ func (b *Body) AddStrided(o *Object, offset, length, stride, count int64) {
 			return
 		}
 	}
+	if len(b.runs) == 2*runsApart { // all but the last, which may grow
+		b.packed.add(b.runs[:2*runsApart-1])
+		b.runs = append(b.runs[:0], b.runs[2*runsApart-1])
+	}
 	b.runs = append(b.runs, Run{b.size, o, offset, length, stride, count})
 	b.size += length * count
 }
 
 // AddBody appends all of c.
 func (b *Body) AddBody(c *Body) {
-	if len(c.runs) == 0 {
-		return
+	for _, r := range c.from(0) {
+		b.AddStrided(r.Object, r.Offset, r.Length, r.Stride, r.Count)
 	}
-	shift := b.size
-	b.runs = slices.Grow(b.runs, len(c.runs))
-	first := c.runs[0] // c has not merged the others with the runs before them
-	b.AddStrided(first.Object, first.Offset, first.Length, first.Stride, first.Count)
-	for _, r := range c.runs[1:] {
-		r.Logical += shift
-		b.runs = append(b.runs, r)
+}
+
+// clip gives room back that no more runs will need.
+func (b *Body) clip() {
+	b.packed.bytes, b.packed.marks = slices.Clone(b.packed.bytes), slices.Clone(b.packed.marks)
+}
+
+// from yields the runs with their numbers, from the one that has the byte at off.
+func (b *Body) from(off int64) iter.Seq2[int, Run] {
+	return func(yield func(int, Run) bool) {
+		first := sort.Search(len(b.runs), func(i int) bool { return b.runs[i].Logical > off }) - 1
+		if first < 0 {
+			for i, r := range b.packed.from(off) {
+				if !yield(i, r) {
+					return
+				}
+			}
+		}
+		for i := max(0, first); i < len(b.runs); i++ {
+			if !yield(b.packed.count+i, b.runs[i]) {
+				return
+			}
+		}
 	}
-	b.size = shift + c.size
+}
+
+// within yields the runs that touch [off, off+n), and where that range ends in the body.
+func (b *Body) within(off, n int64) (runs iter.Seq2[int, Run], end int64) {
+	if off < 0 || n <= 0 || off >= b.size {
+		return func(func(int, Run) bool) {}, 0
+	}
+	end = off + min(n, b.size-off)
+	return func(yield func(int, Run) bool) {
+		for i, r := range b.from(off) {
+			if r.Logical >= end || !yield(i, r) {
+				return
+			}
+		}
+	}, end
 }
 
 // Extents yields the extents that cover [off, off+n) of the body, cut to it, in order.
 func (b *Body) Extents(off, n int64) iter.Seq[Extent] {
 	return func(yield func(Extent) bool) {
-		end := min(b.size, off+n)
-		if off < 0 || n <= 0 || off >= end {
-			return
-		}
-		i := sort.Search(len(b.runs), func(i int) bool { return b.runs[i].Logical > off }) - 1
-		for ; off < end; i++ {
-			r := &b.runs[i]
+		runs, end := b.within(off, n)
+		for _, r := range runs {
 			for k := (off - r.Logical) / r.Length; k < r.Count && off < end; k++ {
 				skip := off - r.Logical - k*r.Length
 				m := min(r.Length-skip, end-off)
@@ -119,14 +150,9 @@ func (b *Body) Extents(off, n int64) iter.Seq[Extent] {
 // range takes a part of the first or last comes as up to three.
 func (b *Body) RunsWithin(off, n int64) iter.Seq[Run] {
 	return func(yield func(Run) bool) {
-		first, last, end := b.within(off, n)
-		for i := first; i < last; i++ {
-			for r := b.runs[i]; ; {
-				var piece Run
-				piece, r = r.cut(off, end)
-				if piece.Count == 0 {
-					break
-				}
+		runs, end := b.within(off, n)
+		for _, r := range runs {
+			for piece := range r.pieces(off, end) {
 				if !yield(piece) {
 					return
 				}
@@ -137,26 +163,34 @@ func (b *Body) RunsWithin(off, n int64) iter.Seq[Run] {
 
 // CountWithin returns how many runs RunsWithin yields. It takes no longer for more of them.
 func (b *Body) CountWithin(off, n int64) (count int64) {
-	first, last, end := b.within(off, n)
-	if between := last - first - 2; between > 0 { // those between are whole
-		second, final := b.runs[first+1].Logical, b.runs[last-1].Logical
-		return b.CountWithin(off, second-off) + int64(between) + b.CountWithin(final, end-final)
-	}
-	for range b.RunsWithin(off, n) {
-		count++
+	runs, end := b.within(off, n)
+	for first, r := range runs {
+		for range r.pieces(off, end) {
+			count++
+		}
+		for last, r := range b.from(end - 1) {
+			if last > first { // those between are whole
+				count += int64(last - first - 1)
+				for range r.pieces(off, end) {
+					count++
+				}
+			}
+			break
+		}
+		break
 	}
 	return count
 }
 
-// within returns the runs [first, last) that touch [off, off+n), and where that range ends in the body.
-func (b *Body) within(off, n int64) (first, last int, end int64) {
-	if off < 0 || n <= 0 || off >= b.size {
-		return 0, 0, 0
+// pieces yields the parts of a run within [off, end): regular ones, up to three.
+func (r Run) pieces(off, end int64) iter.Seq[Run] {
+	return func(yield func(Run) bool) {
+		for piece, rest := r.cut(off, end); piece.Count > 0; piece, rest = rest.cut(off, end) {
+			if !yield(piece) {
+				return
+			}
+		}
 	}
-	end = off + min(n, b.size-off)
-	first = sort.Search(len(b.runs), func(i int) bool { return b.runs[i].Logical > off }) - 1
-	last = sort.Search(len(b.runs), func(i int) bool { return b.runs[i].Logical >= end })
-	return first, last, end
 }
 
 // cut takes the first run off r that lies within [off, end) and is regular: part of a piece, or whole pieces. rest is
@@ -193,7 +227,7 @@ func (r Run) from(n int64) Run {
 
 // Whole returns the object that the body presents from its first byte to its last, or nil when it is anything else.
 func (b *Body) Whole() *Object {
-	if len(b.runs) == 1 && b.runs[0].Count == 1 && b.runs[0].Offset == 0 && b.runs[0].Length == b.runs[0].Object.Size {
+	if b.Runs() == 1 && b.runs[0].Count == 1 && b.runs[0].Offset == 0 && b.runs[0].Length == b.runs[0].Object.Size {
 		return b.runs[0].Object
 	}
 	return nil
@@ -243,7 +277,7 @@ func (f *File) Size() int64 { return f.Body.Size() }
 func (b *Body) Alignment() int64 {
 	const most = 1 << 20
 	bits := int64(most)
-	for _, r := range b.runs {
+	for _, r := range b.from(0) {
 		bits |= r.Offset
 		if r.Count > 1 {
 			bits |= r.Stride

@@ -17,13 +17,63 @@ func pieces(b *Body, off, n int64) (extents []Extent, runs int64) {
 	return extents, runs
 }
 
+// The oracle is a list of all bytes: where each lies.
+func TestExtentsOfManyRuns(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	objects := []*Object{Bytes("a", make([]byte, 4000)), Bytes("c", make([]byte, 4000))}
+	type place struct {
+		object *Object
+		offset int64
+	}
+	for runs := range 150 {
+		var b Body
+		var want []place
+		for range runs {
+			r := Run{Object: objects[rng.IntN(20)/19], Offset: rng.Int64N(3500), Length: 1 + rng.Int64N(20), Count: 1 + rng.Int64N(6)/4}
+			r.Stride = r.Length + rng.Int64N(9)
+			b.AddStrided(r.Object, r.Offset, r.Length, r.Stride, r.Count)
+			for k := range r.Count {
+				for i := range r.Length {
+					want = append(want, place{r.Object, r.Offset + k*r.Stride + i})
+				}
+			}
+		}
+		var twice Body
+		twice.AddBody(&b)
+		twice.AddBody(&b)
+		if int(b.Size()) != len(want) || int(twice.Size()) != 2*len(want) {
+			t.Fatalf("%d bytes, want %d", b.Size(), len(want))
+		}
+		for _, c := range []struct {
+			body *Body
+			want []place
+		}{{&b, want}, {&twice, append(want[:len(want):len(want)], want...)}} {
+			for range 30 {
+				off, n := rng.IntN(len(c.want)+1), 1+rng.IntN(len(c.want)+5)
+				at := off
+				for e := range c.body.Extents(int64(off), int64(n)) {
+					for i := range e.Length {
+						if e.Logical != int64(at)-i || c.want[at] != (place{e.Object, e.Offset + i}) {
+							t.Fatalf("%d runs: byte %d is %d of %+v, want %+v", runs, at, i, e, c.want[at])
+						}
+						at++
+					}
+				}
+				if end := min(off+n, len(c.want)); at != end {
+					t.Fatalf("%d runs: [%d, +%d) ends at %d, want %d", runs, off, n, at, end)
+				}
+			}
+		}
+	}
+}
+
 // The oracle is Extents: whatever is cut, the runs hold the same pieces, and as many runs as were counted.
 func TestRunsWithinARange(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	a, c := Bytes("a", make([]byte, 4000)), Bytes("c", make([]byte, 4000))
 	for range 300 {
 		var b Body
-		for range 1 + rng.IntN(5) {
+		for range 1 + rng.IntN(5)*rng.IntN(40) {
 			length := 1 + rng.Int64N(20)
 			b.AddStrided([]*Object{a, c}[rng.IntN(2)], rng.Int64N(100), length, length+rng.Int64N(9), 1+rng.Int64N(8))
 		}
@@ -35,15 +85,15 @@ func TestRunsWithinARange(t *testing.T) {
 			}
 			got, runs := pieces(&b, off, n)
 			if len(got) != len(want) {
-				t.Fatalf("[%d, +%d) of %+v: %d pieces, want %d", off, n, b.runs, len(got), len(want))
+				t.Fatalf("[%d, +%d) of %+v: %d pieces, want %d", off, n, b, len(got), len(want))
 			}
 			for i := range got {
 				if got[i] != want[i] {
-					t.Fatalf("[%d, +%d) of %+v: piece %d is %+v, want %+v", off, n, b.runs, i, got[i], want[i])
+					t.Fatalf("[%d, +%d) of %+v: piece %d is %+v, want %+v", off, n, b, i, got[i], want[i])
 				}
 			}
 			if count := b.CountWithin(off, n); count != runs {
-				t.Fatalf("[%d, +%d) of %+v: %d runs, counted %d", off, n, b.runs, runs, count)
+				t.Fatalf("[%d, +%d) of %+v: %d runs, counted %d", off, n, b, runs, count)
 			}
 		}
 	}

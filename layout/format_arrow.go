@@ -203,6 +203,7 @@ func arrowSet(d *directory, split string, files []*arrowFile) {
 	var column *arrowColumn
 	why := "no file can be read"
 	batches := new(atomic.Int64) // of all files, to bound the memory of their places
+	left, bigEndian := newPieces(), false
 	var shards []*Shard
 	for _, f := range files {
 		h := f.shard
@@ -213,6 +214,8 @@ func arrowSet(d *directory, split string, files []*arrowFile) {
 		column, why = f.schema.tokens()
 		s := &arrowStream{object: h.Objects[0], start: f.start, column: column, budget: d.volume.headers}
 		h.resolve = func(ctx context.Context, h *Shard) error { return s.resolve(ctx, h, batches) }
+		bigEndian = bigEndian || f.schema.bigEndian
+		h.findFields = func(ctx context.Context, _ *Shard) (*fieldsOf, error) { return s.findFields(ctx, f.schema, left) }
 		h.check = func(ctx context.Context, h *Shard) error {
 			if !s.ended {
 				d.problem(s.object, s.object.Size, "the stream ends without its mark: record batches may be missing")
@@ -231,6 +234,9 @@ func arrowSet(d *directory, split string, files []*arrowFile) {
 	}
 	set := d.add(split, dtype, shards)
 	set.NoTokens = why
+	if bigEndian {
+		set.noFields = why
+	}
 	if column != nil {
 		set.note(fmt.Sprintf("the tokens are the column %.80q, %s", column.name, column.kind))
 	}
@@ -256,7 +262,7 @@ func (s *arrowStream) resolve(ctx context.Context, h *Shard, batches *atomic.Int
 		if s.column == nil || gone != nil {
 			return nil
 		}
-		p, err := s.piece(ctx, b, n)
+		p, err := s.piece(ctx, b, n, s.column)
 		if err == nil && batches.Add(1) > maxRuns {
 			err = absent("the tokens lie in more than %d record batches: write them in larger ones", maxRuns)
 		}
@@ -284,7 +290,7 @@ func (s *arrowStream) resolve(ctx context.Context, h *Shard, batches *atomic.Int
 	}
 	h.Tokens, h.Data = index.tokens, data
 	if s.column.width == 0 {
-		h.Index = regularDocuments{wholeDocuments{rows}, s.column.fixed}
+		h.Index = regularDocuments{wholeDocuments{rows}, s.column.elements()}
 		return nil
 	}
 	index.batches = slices.Clip(index.batches)

@@ -16,12 +16,16 @@ type arrowSchema struct {
 // row, those of a column before those of its children.
 type arrowColumn struct {
 	name, kind   string // kind is for people: "list of i32", "utf8"
-	list         bool   // of integers: the fields that follow are only set then
-	dtype        DType
-	width        int   // bytes of an offset: 4 or 8; 0 for lists of fixed size
-	fixed        int64 // integers of a list of fixed size
-	node, buffer int64 // the first ones of the column
-	text         int   // bytes of an offset of texts, 0 where they are none
+	list         bool   // of integers, as tokens are
+	text         int    // bytes of an offset of texts, 0 where they are none
+	node, buffer int64  // the first ones of the column
+
+	// Set where the values are numbers or bytes that lie in one buffer, else form has no type.
+	form
+	width  int   // bytes of an offset: 4 or 8; 0 for values of a fixed size
+	depth  int64 // nodes below the first one
+	values int64 // which of the column's buffers has the values
+	leaf   int64 // elements of an item of the last node, 0 where these are bytes without a number of their own
 }
 
 // The members of the union Type that a reader must tell apart to know a column's buffers.
@@ -75,7 +79,7 @@ func parseArrowSchema(message []byte) (*arrowSchema, error) {
 		c := arrowColumn{name: field.text(0), node: before.nodes, buffer: before.buffers}
 		c.describe(field)
 		if before.lost {
-			c.list, c.text = false, 0
+			c.list, c.text, c.form = false, 0, form{}
 			c.kind += " (behind a union or view, where its buffers cannot be found)"
 		}
 		s.columns = append(s.columns, c)
@@ -100,42 +104,95 @@ func arrowMessage(f *flatbuffer) (kind int64, header flatTable, body int64) {
 	return m.number(1, 1), m.table(2), m.number(3, 8)
 }
 
-// describe sets the fields that matter for tokens.
+// describe finds the type of a column.
 func (c *arrowColumn) describe(field flatTable) {
 	kind := field.number(2, 1)
 	if field.has(4) {
 		c.kind = "dictionary"
 		return
 	}
-	c.kind = arrowKind(kind)
-	switch kind {
+	switch c.kind = arrowKind(kind); kind {
 	case arrowInt:
 		c.kind = arrowIntType(field).String()
-	case arrowList:
-		c.width = 4
-	case arrowLargeList:
-		c.width = 8
-	case arrowFixedSizeList:
-		c.fixed = field.table(3).number(0, 4)
 	case arrowUtf8:
 		c.text = 4
 	case arrowLargeUtf8:
 		c.text = 8
-	default:
-		return
+	case arrowList, arrowLargeList, arrowFixedSizeList:
+		if children := field.vector(5, 4); children.n == 1 {
+			child := children.table(0)
+			item := child.number(2, 1)
+			if c.kind += " of " + arrowKind(item); item == arrowInt && !child.has(4) {
+				c.list = arrowIntType(child) != DTypeUnknown
+				c.kind = arrowKind(kind) + " of " + arrowIntType(child).String()
+			}
+		}
 	}
-	children := field.vector(5, 4)
-	if kind == arrowInt || children.n != 1 {
-		return
+	if !c.find(field) {
+		c.form, c.list = form{}, false
 	}
-	child := children.table(0)
-	if item := child.number(2, 1); item != arrowInt || child.has(4) {
-		c.kind += " of " + arrowKind(item)
-		return
+}
+
+// find goes down to the values of a column: through a list, or through lists of fixed size.
+func (c *arrowColumn) find(field flatTable) bool {
+	for c.leaf = 1; c.depth < maxArrowDepth && !field.has(4); c.depth++ {
+		t := field.table(3)
+		switch kind := field.number(2, 1); kind {
+		case arrowInt:
+			c.dtype = arrowIntType(field)
+			c.values++
+			return true
+		case arrowFloat:
+			c.dtype = map[int64]DType{0: F16, 1: F32, 2: F64}[t.number(0, 2)]
+			c.values++
+			return true
+		case arrowFixedSizeBinary:
+			c.leaf, c.dtype = t.number(0, 4), U8
+			c.values++
+			return !c.ragged && c.dimension(c.leaf)
+		case arrowBinary, arrowUtf8, arrowLargeBinary, arrowLargeUtf8:
+			c.leaf, c.form = 0, bytesForm()
+			c.values += 2
+			c.width = arrowOffset(kind)
+			return c.depth == 0
+		case arrowList, arrowLargeList:
+			c.ragged, c.width = true, arrowOffset(kind)
+			c.values += 2
+			if c.depth > 0 {
+				return false
+			}
+		case arrowFixedSizeList:
+			c.values++
+			if c.ragged || !c.dimension(t.number(0, 4)) {
+				return false
+			}
+		default:
+			return false
+		}
+		children := field.vector(5, 4)
+		if children.n != 1 {
+			return false
+		}
+		field = children.table(0)
 	}
-	c.dtype = arrowIntType(child)
-	c.list = c.dtype != DTypeUnknown && (c.width > 0 || c.fixed > 0)
-	c.kind += " of " + c.dtype.String()
+	return false
+}
+
+// arrowOffset returns the bytes of an offset of lists or bytes.
+func arrowOffset(kind int64) int {
+	if kind == arrowLargeList || kind == arrowLargeBinary || kind == arrowLargeUtf8 {
+		return 8
+	}
+	return 4
+}
+
+// dimension adds one to the shape. ok is false where the elements of a value are too many to count.
+func (c *arrowColumn) dimension(n int64) (ok bool) {
+	if ok = n > 0; ok {
+		_, ok = multiply(c.elements(), 8*n)
+	}
+	c.shape = append(c.shape, n)
+	return ok
 }
 
 func arrowIntType(field flatTable) DType {
@@ -247,7 +304,7 @@ func severalLists(names []string) string {
 func (s *arrowSchema) signature() string {
 	var b strings.Builder
 	for _, c := range s.columns {
-		fmt.Fprintf(&b, "%q %s %d,", c.name, c.kind, c.fixed)
+		fmt.Fprintf(&b, "%q %s %v,", c.name, c.kind, c.shape)
 	}
 	return b.String()
 }

@@ -113,30 +113,28 @@ func (s *arrowStream) rows(b arrowBatch) (int64, error) {
 	return n, nil
 }
 
-// arrowPiece is the tokens of one batch.
+// arrowPiece is the values of a column in one batch.
 type arrowPiece struct {
 	rows, tokens int64
-	values       int64 // where the tokens lie in the file
+	values       int64 // where they lie in the file
 	offsets      int64 // where the offsets of the rows lie; the first one is bias
 	bias         int64
 }
 
-// piece finds the tokens of a batch. An AbsentError says that they do not lie in the file as they are.
-func (s *arrowStream) piece(ctx context.Context, b arrowBatch, rows int64) (arrowPiece, error) {
+// piece finds the values of a column in a batch. An AbsentError says that they do not lie in the file as they are.
+func (s *arrowStream) piece(ctx context.Context, b arrowBatch, rows int64, c *arrowColumn) (arrowPiece, error) {
 	p := arrowPiece{rows: rows}
-	c := s.column
 	if b.table.has(3) {
 		return p, absent("the record batches are compressed: write the dataset without compression")
 	}
 	nodes, buffers := b.table.vector(1, 16), b.table.vector(2, 16)
 	length, nulls := nodes.pair(c.node)
-	items, itemNulls := nodes.pair(c.node + 1)
-	item := int64(c.dtype.Size())
-	first := c.buffer + 1 // of the buffers behind the column's own map of nulls
-	if c.width > 0 {
-		first++
+	items, item := length, int64(c.dtype.Size())
+	for k := range c.depth {
+		n, more := nodes.pair(c.node + 1 + k)
+		items, nulls = n, nulls|more
 	}
-	values, valuesLength := buffers.pair(first + 1) // the child has such a map too
+	values, valuesLength := buffers.pair(c.buffer + c.values)
 	offsets, offsetsLength := buffers.pair(c.buffer + 1)
 	if b.f.err != nil {
 		return p, corruptf(s.object, b.at, "%v", b.f.err)
@@ -144,17 +142,22 @@ func (s *arrowStream) piece(ctx context.Context, b arrowBatch, rows int64) (arro
 	if nodes.n == 0 || buffers.n == 0 || length != rows || items < 0 {
 		return p, corruptf(s.object, b.at, "column %q has %d rows and %d items in a batch of %d rows", c.name, length, items, rows)
 	}
-	if nulls != 0 || itemNulls != 0 {
-		return p, absent("column %q has nulls, which are no tokens", c.name)
+	if nulls != 0 {
+		return p, absent("column %q has nulls", c.name)
 	}
-	if !b.holds(values, valuesLength) || items > valuesLength/item {
-		return p, corruptf(s.object, b.at, "%d values of %d bytes are said to lie in %d bytes at %d of a body of %d", items, item, valuesLength, values, b.length)
+	held, counted := multiply(items, c.leaf)
+	if c.leaf == 0 {
+		held = valuesLength
+	}
+	if !b.holds(values, valuesLength) || !counted || held > valuesLength/item {
+		return p, corruptf(s.object, b.at, "%d values of %d bytes are said to lie in %d bytes at %d of a body of %d", held, item, valuesLength, values, b.length)
 	}
 	p.values = b.body + values
 	if c.width == 0 {
-		if p.tokens = items; items/c.fixed != rows || items%c.fixed != 0 {
-			return p, corruptf(s.object, b.at, "%d rows of %d values hold %d", rows, c.fixed, items)
+		if want, ok := multiply(rows, c.elements()); !ok || want != held {
+			return p, corruptf(s.object, b.at, "%d rows of %d values hold %d", rows, c.elements(), held)
 		}
+		p.tokens = held
 		return p, nil
 	}
 	if rows == 0 { // the offsets may be left out
@@ -166,15 +169,15 @@ func (s *arrowStream) piece(ctx context.Context, b arrowBatch, rows int64) (arro
 	}
 	p.offsets = b.body + offsets
 	var err error
-	if p.bias, err = s.offset(ctx, p.offsets); err != nil {
+	if p.bias, err = s.offset(ctx, p.offsets, width); err != nil {
 		return p, err
 	}
-	last, err := s.offset(ctx, p.offsets+rows*width)
+	last, err := s.offset(ctx, p.offsets+rows*width, width)
 	if err != nil {
 		return p, err
 	}
-	if p.bias < 0 || last < p.bias || last > items {
-		return p, corruptf(s.object, p.offsets, "the lists begin at item %d and end at %d of %d", p.bias, last, items)
+	if p.bias < 0 || last < p.bias || last > held {
+		return p, corruptf(s.object, p.offsets, "the lists begin at item %d and end at %d of %d", p.bias, last, held)
 	}
 	p.values += p.bias * item
 	p.tokens = last - p.bias
@@ -186,8 +189,8 @@ func (b *arrowBatch) holds(off, n int64) bool {
 	return off >= 0 && n >= 0 && n <= b.length && off <= b.length-n
 }
 
-func (s *arrowStream) offset(ctx context.Context, at int64) (int64, error) {
-	raw, err := readFull(ctx, s.object, at, int64(s.column.width))
+func (s *arrowStream) offset(ctx context.Context, at, width int64) (int64, error) {
+	raw, err := readFull(ctx, s.object, at, width)
 	if err != nil {
 		return 0, err
 	}

@@ -24,6 +24,7 @@ type litdataConfig struct {
 	IPC         *string          `json:"ipc_compression"`   // of the columns, where a chunk is rows in Arrow's format
 	Encryption  *json.RawMessage `json:"encryption"`
 	DataFormat  []string         `json:"data_format"`
+	DataSpec    string           `json:"data_spec"` // the tree of an item
 	ItemLoader  string           `json:"item_loader"`
 }
 
@@ -53,8 +54,14 @@ func litdataAssemble(ctx context.Context, d *directory, members []member) {
 		x := &indexed{d, m.object, map[*Object]bool{}}
 		dtype, noTokens := config.tokens(chunks)
 		shards := make([]*Shard, len(chunks))
+		fields, left := config.fields(), newPieces()
 		for i := range chunks {
-			shards[i] = litdataShard(x, &chunks[i], &config, dtype, noTokens)
+			s := litdataShard(x, &chunks[i], &config, dtype, noTokens)
+			if shards[i] = s; s.Bad == "" && config.codec() == "" && config.Encryption == nil {
+				s.findFields = func(ctx context.Context, s *Shard) (*fieldsOf, error) {
+					return fields.find(ctx, s, &mdsShard{samples: chunks[i].Items, fields: left}, dtype)
+				}
+			}
 		}
 		set := x.addIndexed(dtype, shards)
 		set.NoTokens = noTokens
@@ -62,6 +69,9 @@ func litdataAssemble(ctx context.Context, d *directory, members []member) {
 			set.Notes = append(set.Notes, "TokensLoader: each item is a document here; LitData itself cuts blocks across them")
 		} else {
 			set.NoDocuments = noTokens
+		}
+		if config.codec() != "" || config.Encryption != nil {
+			set.noFields = noTokens
 		}
 		if codec := config.codec(); codec != "" {
 			set.Notes = append(set.Notes, fmt.Sprintf("compressed with %q, presented as stored", codec))

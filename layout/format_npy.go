@@ -123,6 +123,8 @@ func npyShard(d *directory, o *Object, a *npyArray) (npyKey, *Shard) {
 			d.problem(o, a.data+want, "%d bytes follow an array of shape %s, which NumPy does not read", have-want, shapeText(a.shape))
 		}
 	}
+	name := cmp.Or(baseOf(d.path), "data")
+	s.findFields = func(context.Context, *Shard) (*fieldsOf, error) { return a.fields(name, o), nil }
 	if key.noTokens == "" {
 		s.Tokens = a.count
 		s.Data.Add(o, a.data, a.count*a.item)
@@ -130,14 +132,30 @@ func npyShard(d *directory, o *Object, a *npyArray) (npyKey, *Shard) {
 	return key, s
 }
 
+// fields is the array as one sample of one field, which has the name of the directory.
+func (a *npyArray) fields(name string, o *Object) *fieldsOf {
+	f := &field{name: name, form: form{dtype: a.dtype, shape: a.shape}}
+	switch {
+	case a.dtype == DTypeUnknown:
+		f.missing = fmt.Sprintf("the elements (%q) of %s are none that are shown: little-endian numbers and bool are", a.descr, o.Name)
+	case a.fortran && a.wide() > 1:
+		f.missing = fmt.Sprintf("%s is in Fortran order: write it again in C order", o.Name)
+	default:
+		f.values.Add(o, a.data, a.count*a.item)
+	}
+	return &fieldsOf{samples: 1, fields: []*field{f}}
+}
+
+// wide returns how many dimensions are more than 1.
+func (a *npyArray) wide() (wide int) {
+	for _, n := range a.shape {
+		wide += count(n > 1)
+	}
+	return wide
+}
+
 // noTokens says why the array is no stream of tokens, "" where it is one.
 func (a *npyArray) noTokens() string {
-	wide := 0
-	for _, n := range a.shape {
-		if n > 1 {
-			wide++
-		}
-	}
 	switch {
 	case a.descr == "" || a.item < 0:
 		return "the elements are Python objects or structures"
@@ -147,7 +165,7 @@ func (a *npyArray) noTokens() string {
 		return fmt.Sprintf("the elements (%q) are no integers", a.descr)
 	case len(a.shape) == 0:
 		return "the array is a single number"
-	case a.fortran && wide > 1:
+	case a.fortran && a.wide() > 1:
 		return "the array is in Fortran order, its rows are not contiguous: write it again in C order"
 	}
 	return ""

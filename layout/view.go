@@ -17,6 +17,8 @@ type View struct {
 	File func(ctx context.Context) (*File, error)
 	// Entries makes the files of a directory; their names are relative to Path and may hold slashes.
 	Entries func(ctx context.Context) ([]*File, error)
+	// Joint says that each file of the directory is made of all shards of the set.
+	Joint bool
 	// Set is the set that the view is made of.
 	Set *Set
 }
@@ -40,8 +42,9 @@ func (e *AbsentError) Error() string { return e.Why }
 
 func absent(format string, args ...any) error { return &AbsentError{fmt.Sprintf(format, args...)} }
 
-// maxRuns bounds the memory of one view's body: 48 bytes a run. Layouts that are regular stay far below it.
-const maxRuns = 1 << 20
+// maxRuns bounds the memory of one view's body, and of all fields of a set: some 8 bytes a run. Layouts that are regular
+// stay far below it.
+const maxRuns = 1 << 25
 
 // views lists the views of all sets. Sets that would show theirs in one directory get a directory each, named by format.
 func views(v *Volume) []View {
@@ -55,7 +58,11 @@ func views(v *Volume) []View {
 			}
 		}
 		taken[s.ViewDir()] = true
-		for _, view := range s.views() {
+		of := s.views()
+		if s.hasFields() {
+			of = append(of, View{Path: "fields", Entries: s.fieldFiles, Joint: true})
+		}
+		for _, view := range of {
 			view.Path, view.Set = path.Join(s.ViewDir(), view.Path), s
 			out = append(out, view)
 		}
@@ -112,7 +119,7 @@ func (s *Set) tokens(ctx context.Context) (*Body, error) {
 	if s.stream != nil {
 		return s.stream, nil
 	}
-	b := &Body{runs: make([]Run, 0, len(s.Shards))}
+	b := &Body{}
 	count := int64(0)
 	for _, h := range s.Shards {
 		b.AddBody(&h.Data)
@@ -136,6 +143,8 @@ func (s *Set) index(ctx context.Context) (DocumentIndex, error) {
 	if s.NoDocuments != "" {
 		return nil, absent("%s", s.NoDocuments)
 	}
+	var parts []DocumentIndex
+	var tokens []int64
 	for _, h := range s.Shards {
 		if h.NoDocuments != "" {
 			return nil, absent("shard %s: %s", h.Name, h.NoDocuments)
@@ -143,11 +152,9 @@ func (s *Set) index(ctx context.Context) (DocumentIndex, error) {
 		if h.Index == nil {
 			return nil, absent("shard %s does not say where its documents begin", h.Name)
 		}
+		parts, tokens = append(parts, h.Index), append(tokens, h.Tokens)
 	}
-	if len(s.Shards) == 1 {
-		return s.Shards[0].Index, nil
-	}
-	return mergeIndexes(s.Shards), nil
+	return joinIndexes(parts, tokens), nil
 }
 
 // file gives a view the fields that all share.

@@ -75,6 +75,17 @@ func printSet(w io.Writer, s *inspect.Set) {
 			fmt.Fprintf(t, "  view %s\t%s\n", cli.Printable(v.Path), size.Decimal(v.Size))
 		}
 	}
+	for _, f := range s.Fields {
+		if f.Missing != "" {
+			fmt.Fprintf(t, "  no field %s\t%s\n", cli.Printable(f.Name), cli.Printable(f.Missing))
+			continue
+		}
+		form := f.DType
+		if len(f.Shape) > 0 {
+			form += " " + strings.ReplaceAll(fmt.Sprint(f.Shape), " ", ", ")
+		}
+		fmt.Fprintf(t, "  field %s\t%s, %s %s\n", cli.Printable(f.Name), size.Decimal(f.Bytes), f.Kind, form)
+	}
 }
 
 // placeOf is the place of a set: its directory, and its split where there are several.

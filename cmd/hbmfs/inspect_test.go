@@ -19,7 +19,7 @@ func TestInspectJSONHasLists(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "notes"), []byte("nothing that is known"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	for _, source := range []string{dir, "../../tests/data/testdata/npy"} {
+	for _, source := range []string{dir, "../../tests/data/testdata/npy", "../../tests/data/testdata/npy-fortran"} {
 		code, stdout, stderr := said("inspect", "--json", source)
 		if code != exitOK {
 			t.Fatalf("%s: exit code %d: %s", source, code, stderr)
@@ -118,6 +118,22 @@ func TestInspectReadsTheTypeOfOneFile(t *testing.T) {
 			}
 			if err := os.WriteFile(manifest, []byte(c.then), 0o644); err != nil {
 				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// TestInspectListsFields wants each field with its size and form, and the reason for one that is not shown.
+func TestInspectListsFields(t *testing.T) {
+	for dataset, want := range map[string][]string{
+		"mds-multi":   {"field text    350 B, ragged uint8\n", "field weight  80 B, dense float32\n"},
+		"mds":         {"5.1 kB, dense int32 [64]\n"},
+		"npy-fortran": {"no field data", "is in Fortran order"},
+	} {
+		code, stdout, _ := said("inspect", "../../tests/data/testdata/"+dataset)
+		for _, line := range want {
+			if says := strings.Join(strings.Fields(line), " "); code != exitOK || !strings.Contains(strings.Join(strings.Fields(stdout), " "), says) {
+				t.Errorf("%s: exit code %d, want %q:\n%s", dataset, code, says, stdout)
 			}
 		}
 	}

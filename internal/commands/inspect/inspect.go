@@ -40,6 +40,8 @@ type Set struct {
 	Alignment int64        `json:"alignment"` // bytes; 0 where no token position is known
 	Notes     []string     `json:"notes,omitempty"`
 	Views     []View       `json:"views"`
+
+	Fields []layout.Field `json:"fields,omitempty"` // of the samples, each with the reason where it is not shown
 }
 
 // Shard is a shard of a set. Bad says why it cannot be used.
@@ -128,6 +130,16 @@ func (opt *Options) inspect(ctx context.Context, source string, v *layout.Volume
 			if s == v.Views[i].Set {
 				r.Sets[k].Views = append(r.Sets[k].Views, view)
 			}
+		}
+	}
+	for i, s := range v.Sets {
+		fields, err := s.Fields(ctx)
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		var absent *layout.AbsentError // which the view's says, too
+		if r.Sets[i].Fields = fields; err != nil && !errors.As(err, &absent) {
+			r.Problems = append(r.Problems, layout.Problem{Object: path.Join(s.ViewDir(), "fields"), Detail: err.Error()})
 		}
 	}
 	return r, nil

@@ -149,6 +149,9 @@ def view_checks(expect):
     for name, entry in expect.items():
         if entry["reader"] == "megatron-pieces":
             yield {"reader": "document.bin + document.idx", "dataset": name, "run": pieces_view(name, entry)}
+        # LitData's rows in Arrow's format have no fields, and its tokens no trees.
+        if entry["format"] in FIELDS and entry.get("view", True) and "block_size" not in entry and name != "litdata-arrow":
+            yield {"reader": "fields", "dataset": name, "run": fields_view(name, entry)}
         if not entry["dtype"] or not entry.get("view", True):
             continue
         for reader, check in (("tokens.npy", tokens_view), ("documents.npy", documents_view)):
@@ -199,6 +202,60 @@ def megatron_view(views, entry, tokens, starts):
         require(sequences[0].dtype == tokens.dtype, f"{sequences[0].dtype}, want {tokens.dtype}")
         require(ends[dataset.document_indices].tolist() == starts, "the documents differ")
     return len(starts) - 1
+
+
+# Formats whose samples have fields in the views, with the reader that they must equal.
+FIELDS = {"mds": real.mds_local, "litdata": real.litdata, "arrow": real.READERS["arrow"][0][1], "webdataset": real.webdataset}
+
+
+def fields_view(name, entry):
+    """Every field of every sample, as the format's own reader returns it."""
+
+    def check(source, mount, scratch):
+        wanted = iter(FIELDS[entry["format"]](source / name, entry, scratch))
+        total = 0
+        for split in entry["splits"]:
+            views = mount / ".hbmfs" / "views" / name / split / "fields"
+            about = json.loads((views / "fields.json").read_text())
+            require(sum(shard["samples"] for shard in about["shards"]) == about["samples"], "the shards have other samples")
+            fields = {field["name"]: (field, read_field(views, field)) for field in about["fields"] if "missing" not in field}
+            require(len(fields) == len(about["fields"]), f"not shown: {about['fields']}")
+            for i, sample in zip(range(about["samples"]), wanted):
+                if not isinstance(sample, dict):
+                    sample = {str(k): value for k, value in enumerate(sample)}
+                sample.pop("__key__", None)
+                require(set(sample) <= set(fields), f"sample {i} has the fields {set(sample)}, want {set(fields)}")
+                for key, (field, values) in fields.items():
+                    same_value(f"{key} of sample {i}", sample.get(key, b""), values(i), field)
+                total += 1
+        require(next(wanted, None) is None, f"there are more than {total} samples")
+        return total
+
+    return check
+
+
+def read_field(views, field):
+    if field["kind"] == "dense":
+        return np.load(views / f"{field['file']}.npy", mmap_mode="r").__getitem__
+    offsets, values = (np.load(views / f"{field['file']}.{part}.npy", mmap_mode="r") for part in ("offsets", "values"))
+    require(offsets[0] == 0 and offsets[-1] == len(values), f"the offsets end at {offsets[-1]} of {len(values)}")
+    return lambda i: values[offsets[i] : offsets[i + 1]]
+
+
+def same_value(what, wanted, found, field):
+    if isinstance(wanted, dict):
+        require(json.loads(found.tobytes()) == wanted, f"{what} differs")
+        return
+    if isinstance(wanted, str):
+        wanted = wanted.encode()
+    if isinstance(wanted, bytes):
+        require(found.tobytes() == wanted, f"{what} is {found.tobytes()[:40]}, want {wanted[:40]}")
+        return
+    kind = getattr(wanted, "dtype", None)
+    wanted = np.asarray(wanted, dtype=None if kind is not None else field["dtype"])
+    require(found.dtype == wanted.dtype, f"{what} is {found.dtype}, want {wanted.dtype}")
+    require(found.shape == wanted.shape or field["kind"] == "ragged", f"{what} has the shape {found.shape}, want {wanted.shape}")
+    require(found.tobytes() == wanted.tobytes(), f"{what} differs")
 
 
 def pieces_view(name, entry):
