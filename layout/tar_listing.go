@@ -54,42 +54,51 @@ type tarSkipped struct {
 // an error: the members that could still be listed would look like the whole.
 func listTar(ctx context.Context, o *Object) (*tarListing, error) {
 	l := &tarListing{byName: map[string]int{}, folders: map[string]struct{}{}}
-	r := &windowReader{ctx: ctx, o: o}
-	walk := tar.NewReader(r)
-	for {
-		at := r.off
-		h, err := walk.Next()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if r.err != nil {
-			return nil, fmt.Errorf("read %s at %d: %w", o.Name, r.off, r.err)
-		}
-		if err != nil && !errors.Is(err, tar.ErrInsecurePath) { // names are judged below
-			return nil, corruptf(o, at, "the member that begins about here cannot be read: %v", err)
-		}
-		if err := l.add(o, h, r.off); err != nil {
-			return nil, err
-		}
+	last, err := WalkTar(ctx, o, func(h *tar.Header, offset int64) error { return l.add(o, h, offset) })
+	if err != nil {
+		return nil, err
 	}
-	if r.off >= 2*tarBlock {
-		end, err := readFull(ctx, o, r.off-2*tarBlock, 2*tarBlock)
+	if last >= 2*tarBlock {
+		end, err := readFull(ctx, o, last-2*tarBlock, 2*tarBlock)
 		if err != nil {
 			return nil, err
 		}
 		l.ended = len(bytes.Trim(end, "\x00")) == 0
 	}
 	if l.ended {
-		rest, err := readFull(ctx, o, r.off, min(o.Size-r.off, tarPadding))
+		rest, err := readFull(ctx, o, last, min(o.Size-last, tarPadding))
 		if err != nil {
 			return nil, err
 		}
 		if more := bytes.IndexFunc(rest, func(c rune) bool { return c != 0 }); more >= 0 {
-			l.after = r.off + int64(more)
+			l.after = last + int64(more)
 		}
 	}
 	l.byName, l.folders = nil, nil
 	return l, nil
+}
+
+// WalkTar calls each for every header of an archive, with the place where the member's bytes begin. The data between headers is not read. A member
+// may be sparse ([IsSparse]), and may end behind the archive. last is where the archive's end was found.
+func WalkTar(ctx context.Context, o *Object, each func(h *tar.Header, offset int64) error) (last int64, err error) {
+	r := &windowReader{ctx: ctx, o: o}
+	walk := tar.NewReader(r)
+	for {
+		at := r.off
+		h, err := walk.Next()
+		if errors.Is(err, io.EOF) {
+			return r.off, nil
+		}
+		if r.err != nil {
+			return r.off, fmt.Errorf("read %s at %d: %w", o.Name, r.off, r.err)
+		}
+		if err != nil && !errors.Is(err, tar.ErrInsecurePath) { // names are judged by each
+			return r.off, corruptf(o, at, "the member that begins about here cannot be read: %v", err)
+		}
+		if err := each(h, r.off); err != nil {
+			return r.off, err
+		}
+	}
 }
 
 // add takes one header, whose member's bytes begin at offset.
@@ -110,7 +119,7 @@ func (l *tarListing) add(o *Object, h *tar.Header, offset int64) error {
 		l.skip("a device or pipe is no data", h.Name, offset)
 		return nil
 	}
-	if isSparse(h) {
+	if IsSparse(h) {
 		l.skip("a sparse member does not lie in the archive as it is", h.Name, offset)
 		return nil
 	}
@@ -146,7 +155,8 @@ func (l *tarListing) add(o *Object, h *tar.Header, offset int64) error {
 	return nil
 }
 
-func isSparse(h *tar.Header) bool {
+// IsSparse tells a member whose bytes do not lie in the archive as they are.
+func IsSparse(h *tar.Header) bool {
 	for record := range h.PAXRecords {
 		if strings.HasPrefix(record, "GNU.sparse.") {
 			return true
