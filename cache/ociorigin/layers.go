@@ -15,6 +15,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/cache/fetch"
+	"github.com/hbmfs/hbmfs/internal/text/cli"
 	"github.com/hbmfs/hbmfs/internal/text/size"
 	"github.com/hbmfs/hbmfs/layout"
 )
@@ -179,7 +180,7 @@ func (f *files) addFile(title string, d *descriptor) error {
 		why = "a later layer has the same title, or one below it"
 	}
 	if why != "" {
-		f.problem(fmt.Sprintf("%.200s", clean(title)), why+": left out")
+		f.problem(fmt.Sprintf("%.200s", cli.Printable(title)), why+": left out")
 		return nil
 	}
 	p := part{digest: d.Digest.String(), size: d.Size, blob: d.Size}
@@ -309,7 +310,7 @@ func (f *files) take(a *archive, h *tar.Header, offset int64) error {
 		return nil
 	}
 	if why != "" {
-		f.problem(clean(h.Name), why+": left out")
+		f.problem(cli.Printable(h.Name), why+": left out")
 		return nil
 	}
 	dir, base := path.Split(name)
@@ -337,16 +338,16 @@ func (f *files) take(a *archive, h *tar.Header, offset int64) error {
 		}
 		fallthrough
 	default: // a symbolic link, a device
-		a.links, a.link, a.hides[name] = a.links+1, clean(name), true
+		a.links, a.link, a.hides[name] = a.links+1, cli.Printable(name), true
 		return nil
 	}
 	if layout.IsSparse(h) {
-		f.problem(clean(name), "a sparse file does not lie in the layer as it is: left out")
+		f.problem(cli.Printable(name), "a sparse file does not lie in the layer as it is: left out")
 		a.hides[name] = true
 		return nil
 	}
 	if h.Size < 0 || offset > a.size-h.Size {
-		return fmt.Errorf("%w: %.80q has %d bytes, and the layer ends after %d: it was cut, or its size in the manifest is wrong", fs.ErrInvalid, clean(name), h.Size, a.size-offset)
+		return fmt.Errorf("%w: %.80q has %d bytes, and the layer ends after %d: it was cut, or its size in the manifest is wrong", fs.ErrInvalid, cli.Printable(name), h.Size, a.size-offset)
 	}
 	a.members[name] = member{offset, h.Size, h.ModTime}
 	return nil

@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"net/url"
 	"os"
-	"regexp"
 	"strings"
 
 	"github.com/docker/cli/cli/config"
@@ -19,7 +18,6 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 
 	"github.com/hbmfs/hbmfs/cache/fetch"
-	"github.com/hbmfs/hbmfs/internal/text/cli"
 )
 
 // authFile is the variable that names a file of logins, as of podman and of Kubernetes' pull secrets. Where it is set nothing else counts.
@@ -86,7 +84,7 @@ func (l *login) obtain(ctx context.Context) (*grant, error) {
 	}
 	has, err := authn.Authorization(ctx, who)
 	if err != nil {
-		return nil, fmt.Errorf("%w: the login for %s: %s", fs.ErrPermission, l.server.registry, clean(err.Error()))
+		return nil, fmt.Errorf("%w: the login for %s: %s", fs.ErrPermission, l.server.registry, fetch.Said(err.Error()))
 	}
 	g := &grant{found: who != authn.Anonymous}
 	switch {
@@ -147,7 +145,7 @@ func (l *login) resolve() (authn.Authenticator, error) {
 		who, err = fromFile(where, l.server.registry)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%w: find the login for %s in %s: %s", fs.ErrPermission, l.server.registry, where, clean(err.Error()))
+		return nil, fmt.Errorf("%w: find the login for %s in %s: %s", fs.ErrPermission, l.server.registry, where, fetch.Said(err.Error()))
 	}
 	return who, nil
 }
@@ -206,7 +204,7 @@ func judge(err error) error {
 	text := err.Error()
 	for _, known := range []string{"invalid realm", "malformed www-authenticate"} {
 		if strings.HasPrefix(text, known) {
-			return fmt.Errorf("%w: %s", fs.ErrInvalid, clean(text))
+			return fmt.Errorf("%w: %s", fs.ErrInvalid, fetch.Said(text))
 		}
 	}
 	return fmt.Errorf("%w: the answer cannot be read", fs.ErrInvalid)
@@ -218,15 +216,5 @@ func told(e *transport.Error, secret string) string {
 	if len(e.Errors) == 0 {
 		return text
 	}
-	said := string(e.Errors[0].Code) + ": " + e.Errors[0].Message
-	if secret != "" {
-		said = strings.ReplaceAll(said, secret, "[...]")
-	}
-	return text + ": " + clean(said)
-}
-
-// clean is a text that a server or a helper says, as far as a terminal and a log can bear it, without words that may be secrets.
-func clean(text string) string {
-	text = regexp.MustCompile(`[A-Za-z0-9_\-+/=.~%]{80,}`).ReplaceAllString(fmt.Sprintf("%.1000s", text), "[...]")
-	return fmt.Sprintf("%.300s", cli.Printable(strings.Join(strings.Fields(text), " ")))
+	return text + ": " + fetch.Said(string(e.Errors[0].Code)+": "+e.Errors[0].Message, secret)
 }

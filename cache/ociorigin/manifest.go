@@ -17,6 +17,8 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 
+	"github.com/hbmfs/hbmfs/cache/fetch"
+	"github.com/hbmfs/hbmfs/internal/text/cli"
 )
 
 // Bounds of manifests. Registries take those of at most 4 MiB.
@@ -79,7 +81,7 @@ func parseManifest(text []byte) (*manifest, error) {
 		if errors.Is(err, fs.ErrInvalid) {
 			return nil, err
 		}
-		return nil, fmt.Errorf("%w: it cannot be read: %s", fs.ErrInvalid, clean(err.Error()))
+		return nil, fmt.Errorf("%w: it cannot be read: %s", fs.ErrInvalid, fetch.Said(err.Error()))
 	}
 	switch {
 	case len(m.Layers) > 0 && len(m.Manifests) > 0:
@@ -135,7 +137,7 @@ func (o *Artifact) resolve(ctx context.Context) (*manifest, error) {
 	if err == nil && found == nil {
 		slices.Sort(s.others)
 		err = fmt.Errorf("the index has nothing for the platform %s: %w. It has %s: name one, ?platform=OS/ARCHITECTURE",
-			o.source.Platform.String(), fs.ErrNotExist, clean(strings.Join(slices.Compact(s.others), ", ")))
+			o.source.Platform.String(), fs.ErrNotExist, cli.Printable(strings.Join(slices.Compact(s.others), ", ")))
 	}
 	return found, err
 }
@@ -208,4 +210,3 @@ func (o *Artifact) missing(err error) error {
 }
 
 var errNothing = fmt.Errorf("it has no files: %w", fs.ErrNotExist)
-

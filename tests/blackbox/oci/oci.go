@@ -80,6 +80,17 @@ func (r *Registry) Expire() { r.Set(func() { clear(r.signed) }) }
 // Revoke has the registry refuse the tokens that were given out.
 func (r *Registry) Revoke() { r.Set(func() { clear(r.tokens) }) }
 
+// TakeOnly has the registry want a login, and refuse all that it gave out for another one.
+func (r *Registry) TakeOnly(login string) {
+	r.Set(func() {
+		if r.Login != login {
+			r.Login = login
+			clear(r.tokens)
+			clear(r.signed)
+		}
+	})
+}
+
 // Requests are those that were answered.
 func (r *Registry) Requests() []Request {
 	r.mu.Lock()
