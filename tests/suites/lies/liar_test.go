@@ -25,6 +25,7 @@ type liar struct {
 	*httptest.Server
 	files  map[string][]byte
 	s3, gs bool
+	oci    bool                                              // hub answers as a registry
 	hub    func(w http.ResponseWriter, r *http.Request) bool // answers as a Hugging Face Hub before the bucket; nil where there is none
 	honest atomic.Bool
 	read   func(x *exchange) bool // tells a lie about a range of a file, or leaves it to the truth
@@ -85,6 +86,9 @@ func indexOf(t testing.TB, names []string) []byte {
 func (l *liar) source() string {
 	if l.gs {
 		return "gs://" + liarBucket + "?anonymous=true&endpoint=" + url.QueryEscape(l.URL)
+	}
+	if l.oci {
+		return "oci://" + strings.TrimPrefix(l.URL, "http://") + "/org/model:v1"
 	}
 	if l.hub != nil {
 		return "hf://datasets/org/name?anonymous=true&endpoint=" + l.URL
