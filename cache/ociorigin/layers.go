@@ -150,7 +150,7 @@ func (f *files) addAll(ctx context.Context, layers []descriptor) error {
 			}
 		case packed:
 			why := fmt.Sprintf("the layer (%.100q, %s) is compressed, so that no part of it can be read by itself: push it again uncompressed "+
-				"(modctl build --raw, kit pack --compression=none, docker buildx build --output type=image,compression=uncompressed,force-compression=true,push=true)",
+				"(oras push FILE..., modctl build --raw, kit pack --compression=none, docker buildx build --output type=image,compression=uncompressed,force-compression=true,push=true)",
 				d.MediaType, size.Decimal(d.Size))
 			for j := range layers[:i] {
 				if overlays(d) && kindOf(&layers[j]) != packed {
