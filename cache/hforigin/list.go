@@ -55,6 +55,7 @@ func (o *Repo) api(ctx context.Context, u *url.URL, into any) (more string, err 
 			}
 			continue
 		}
+		defer func() { _ = res.Body.Close() }() // it is discarded before
 		defer fetch.Discard(res)
 		if res.StatusCode != http.StatusOK {
 			return "", o.explain(o.source, res)
@@ -119,6 +120,7 @@ func (o *Repo) mayRead(ctx context.Context, obj *layout.Object) error {
 		if err != nil {
 			return err
 		}
+		defer func() { _ = res.Body.Close() }() // it is discarded before
 		fetch.Discard(res)
 		if res.StatusCode >= 400 && res.StatusCode != http.StatusRequestedRangeNotSatisfiable {
 			return o.explain(o.source, res)

@@ -104,6 +104,7 @@ func (o *Artifact) manifest(ctx context.Context, reference string) (m *manifest,
 		if err != nil {
 			return err
 		}
+		defer func() { _ = res.Body.Close() }() // it is read
 		said = res.Header.Get("Docker-Content-Digest")
 		text, err = read(res, mostManifest)
 		return err

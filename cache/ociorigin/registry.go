@@ -180,7 +180,6 @@ func (r *registry) explain(g *grant, res *http.Response) error {
 
 // read reads a document of at most so many bytes.
 func read(res *http.Response, most int64) ([]byte, error) {
-	defer func() { _ = res.Body.Close() }() // it is read
 	if res.StatusCode != http.StatusOK {
 		if err := answered(res); err != nil {
 			return nil, err
