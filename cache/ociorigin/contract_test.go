@@ -6,6 +6,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/cache/fetch"
 	"github.com/hbmfs/hbmfs/cache/origintest"
+	"github.com/hbmfs/hbmfs/layout"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 	"github.com/hbmfs/hbmfs/tests/blackbox/oci"
 )
@@ -85,4 +86,8 @@ func TestLayersKeepTheContract(t *testing.T) {
 			})
 		})
 	})
+}
+
+func object(o *Artifact, version string, size int64) *layout.Object {
+	return &layout.Object{Name: "x", Size: size, Version: version, Origin: o}
 }

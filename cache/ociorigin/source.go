@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"net/url"
+	"regexp"
 	"runtime"
 	"strings"
 
@@ -52,7 +53,10 @@ func Parse(text string) (Source, error) {
 	}
 	var err error
 	if s.Reference, err = name.ParseReference(rest); err != nil {
-		return wrong(err)
+		return wrong(errors.New("want a repository in lower case, and a tag or a digest: oci://REGISTRY/REPO:TAG or oci://REGISTRY/REPO@sha256:DIGEST"))
+	}
+	if repo := s.Reference.Context().RepositoryStr(); !regexp.MustCompile(`^[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*(/[a-z0-9]+((\.|_|__|-+)[a-z0-9]+)*)*$`).MatchString(repo) {
+		return wrong(fmt.Errorf("%q is no name of a repository", repo)) // as the specification of registries has it
 	}
 	s.text, _, _ = strings.Cut(rest, "@")
 	if i := strings.LastIndexByte(s.text, ':'); i > len(host) {
