@@ -88,6 +88,9 @@ func TestModelPack(t *testing.T) {
 			t.Errorf("%v: %v\n%s", args, err, out)
 		}
 	}
+	if !blackbox.Within(blackbox.Patience, func() bool { return m.Status(t).Cache.Filling == 0 }) {
+		t.Error("segments stay half filled")
+	}
 	asked := len(r.Requests())
 	again := mount(t, source, "--cache-dir", cached, "--cache-segment=1MiB")
 	wantFiles(t, again, files)
