@@ -30,6 +30,7 @@ VENV    = $(CACHE)/venv
 PEERS   = $(CACHE)/venv-peers
 S3      = $(CACHE)/s3server
 GCS     = $(CACHE)/gcsserver
+OCI     = $(CACHE)/oci-clients
 SANITY  = $(CACHE)/csi-sanity
 K8SCHECK = $(CACHE)/k8scheck
 NFPM    = $(CACHE)/nfpm
@@ -95,7 +96,7 @@ test: go ## Run every check but lint: vet, gofmt, Go tests with the race detecto
 	  HBMFS_BINARY_RACE=$(if $(filter 1,$(RACE)),$(abspath $(CACHE)/race/hbmfs)) HBMFS_CSI_RACE=$(if $(filter 1,$(RACE)),$(abspath $(CACHE)/race/hbmfs-csi)) \
 	  HBMFS_LIBRARY=$(if $(filter 1,$(READERS)),$(abspath bin/libhbmfs.so)) GORACE="$(or $(GORACE),atexit_sleep_ms=100)" \
 	  PYTHONPYCACHEPREFIX=$(abspath $(CACHE)/bytecode) HBMFS_VERSION=$(VERSION) HBMFS_S3SERVER=$(if $(filter 1,$(SERVERS)),$(abspath $(S3))) \
-	  HBMFS_GCSSERVER=$(if $(filter 1,$(SERVERS)),$(abspath $(GCS))) \
+	  HBMFS_GCSSERVER=$(if $(filter 1,$(SERVERS)),$(abspath $(GCS))) HBMFS_OCI_CLIENTS=$(if $(filter 1,$(SERVERS)),$(abspath $(OCI))) \
 	  HBMFS_CSI=$(abspath bin/hbmfs-csi) HBMFS_CSI_SANITY=$(if $(filter 1,$(SERVERS)),$(abspath $(SANITY))) \
 	  HBMFS_K8SCHECK=$(if $(filter 1,$(DEPLOY)),$(abspath $(K8SCHECK))) HBMFS_PACKAGES=$(if $(filter 1,$(DEPLOY)),$(abspath $(PACKAGES))) \
 	  HBMFS_IMAGE=$(if $(filter 1,$(DEPLOY)),$(abspath bin/image.tar)) \
@@ -108,7 +109,7 @@ testreport: go
 
 # The packages of a release are compressed as far as can be, which takes ten seconds for each.
 test-programs: LEVEL = 1
-test-programs: build testreport $(if $(filter 1,$(READERS)),lib) $(if $(filter 1,$(SERVERS)),$(S3) $(GCS) $(SANITY)) $(if $(filter 1,$(DEPLOY)),$(K8SCHECK) packages image)
+test-programs: build testreport $(if $(filter 1,$(READERS)),lib) $(if $(filter 1,$(SERVERS)),$(S3) $(GCS) $(OCI) $(SANITY)) $(if $(filter 1,$(DEPLOY)),$(K8SCHECK) packages image)
 	@mkdir -p $(CACHE)/race
 	$(if $(filter 1,$(RACE)),$(GO) build -race -buildvcs=false -ldflags '-s -w' -o $(CACHE)/race/ ./cmd/hbmfs ./cmd/hbmfs-csi)
 
@@ -163,6 +164,13 @@ $(GCS): $(wildcard tests/suites/origins/gcsserver/*) | go
 	@echo "building a Google Cloud Storage for the tests, once (a minute)"
 	tools/retry.sh $(GO) -C tests/suites/origins/gcsserver mod download
 	CGO_ENABLED=0 $(GO) -C tests/suites/origins/gcsserver build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $(GCS)) .
+
+$(OCI): tests/suites/oci/clients/go.mod tests/suites/oci/clients/go.sum | go
+	@mkdir -p $@
+	@echo "building clients of OCI registries for the tests, once (a minute)"
+	tools/retry.sh $(GO) -C tests/suites/oci/clients mod download
+	CGO_ENABLED=0 $(GO) -C tests/suites/oci/clients build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $@)/ tool
+	@touch $@
 
 # So are what knows Kubernetes and Helm, and what makes packages.
 $(K8SCHECK): $(wildcard tests/cluster/deploy/k8scheck/*) | go

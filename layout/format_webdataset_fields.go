@@ -57,7 +57,7 @@ type tarField struct {
 // findTarFields finds the samples of an archive. One that webdataset itself refuses has no fields.
 func findTarFields(ctx context.Context, o *Object, left *atomic.Int64) (*fieldsOf, error) {
 	t := &tarFields{object: o, left: left, byName: map[string]*tarField{}}
-	_, err := walkTar(ctx, o, t.add)
+	_, err := WalkTar(ctx, o, t.add)
 	out := &fieldsOf{samples: t.samples}
 	for _, f := range t.order {
 		if err != nil {
@@ -102,7 +102,7 @@ func (t *tarFields) add(h *tar.Header, offset int64) error {
 		return nil
 	case f.pieces.index.documents == t.samples:
 		return absent("%s: sample %.80q has the field %q twice, which webdataset refuses", t.object.Name, key, name)
-	case isSparse(h):
+	case IsSparse(h):
 		f.missing = whySparse
 		return nil
 	}

@@ -53,7 +53,7 @@ type tarSkipped struct {
 // listTar lists the members of an archive.
 func listTar(ctx context.Context, o *Object) (*tarListing, error) {
 	l := &tarListing{byName: map[string]int{}, folders: map[string]struct{}{}}
-	end, err := walkTar(ctx, o, func(h *tar.Header, offset int64) error { return l.add(o, h, offset) })
+	end, err := WalkTar(ctx, o, func(h *tar.Header, offset int64) error { return l.add(o, h, offset) })
 	if err != nil {
 		return nil, err
 	}
@@ -77,10 +77,10 @@ func listTar(ctx context.Context, o *Object) (*tarListing, error) {
 	return l, nil
 }
 
-// walkTar calls each with every header of an archive, and with the place where the member's bytes begin. The data
+// WalkTar calls each with every header of an archive, and with the place where the member's bytes begin. The data
 // between the headers is not read. end is where the walk stopped. An archive that is cut short, or damaged, is an error: the
 // members that could still be listed would look like the whole.
-func walkTar(ctx context.Context, o *Object, each func(h *tar.Header, offset int64) error) (end int64, err error) {
+func WalkTar(ctx context.Context, o *Object, each func(h *tar.Header, offset int64) error) (end int64, err error) {
 	r := &windowReader{ctx: ctx, o: o}
 	walk := tar.NewReader(r)
 	for {
@@ -95,7 +95,7 @@ func walkTar(ctx context.Context, o *Object, each func(h *tar.Header, offset int
 		if err != nil && !errors.Is(err, tar.ErrInsecurePath) { // names are judged by each
 			return 0, corruptf(o, at, "the member that begins about here cannot be read: %v", err)
 		}
-		if isRegular(h) && !isSparse(h) && (h.Size < 0 || r.off > o.Size-h.Size) {
+		if isRegular(h) && !IsSparse(h) && (h.Size < 0 || r.off > o.Size-h.Size) {
 			return 0, corruptf(o, r.off, "member %.80q has %d bytes: the archive ends after %d", h.Name, h.Size, o.Size-r.off)
 		}
 		if err := each(h, r.off); err != nil {
@@ -137,7 +137,7 @@ func (l *tarListing) add(o *Object, h *tar.Header, offset int64) error {
 		l.skip("a device or pipe is no data", h.Name, offset)
 		return nil
 	}
-	if isSparse(h) {
+	if IsSparse(h) {
 		l.skip(whySparse, h.Name, offset)
 		return nil
 	}
@@ -173,7 +173,8 @@ func (l *tarListing) add(o *Object, h *tar.Header, offset int64) error {
 	return nil
 }
 
-func isSparse(h *tar.Header) bool {
+// IsSparse tells a member whose bytes do not lie in the archive as they are.
+func IsSparse(h *tar.Header) bool {
 	for record := range h.PAXRecords {
 		if strings.HasPrefix(record, "GNU.sparse.") {
 			return true

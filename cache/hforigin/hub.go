@@ -16,12 +16,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"net/http"
 	"net/url"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -49,15 +47,11 @@ type hub struct {
 	client    *http.Client
 	busy      *atomic.Int64 // until when the Hub wants no requests, ns since 1970
 
-	mu sync.Mutex        // guards at
-	at map[string]string // the storage's addresses of files, by version
+	storage fetch.Addresses // of files
 }
 
-// mostHeader bounds an answer before its body, bytes. mostAddresses bounds the addresses that are kept.
 const (
-	mostHeader    = 64 << 10
-	mostAddresses = 10_000
-	mostAddress   = 8 << 10 // bytes
+	mostHeader    = 64 << 10 // bytes of an answer before its body
 	mostRedirects = 10
 )
 
@@ -71,7 +65,7 @@ func Open(s Source, opt fetch.Options) *Repo {
 	transport.Protocols = new(http.Protocols)
 	transport.Protocols.SetHTTP1(true) // HTTP/2 would put all ranges on one connection
 	transport.MaxResponseHeaderBytes = mostHeader
-	o.hub = &hub{endpoint: s.Endpoint, anonymous: s.Anonymous, busy: new(atomic.Int64), at: map[string]string{}, client: &http.Client{
+	o.hub = &hub{endpoint: s.Endpoint, anonymous: s.Anonymous, busy: new(atomic.Int64), client: &http.Client{
 		Transport:     trace.Transport(opt.Guard.Transport(transport)),
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}}
@@ -84,7 +78,7 @@ func (o *Repo) Through(endpoint string) (fetch.Getter, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cache %q: %w: %w", endpoint, err, fs.ErrInvalid)
 	}
-	h := &hub{endpoint: u, anonymous: o.anonymous, client: o.client, busy: new(atomic.Int64), at: map[string]string{}}
+	h := &hub{endpoint: u, anonymous: o.anonymous, client: o.client, busy: new(atomic.Int64)}
 	return &through{o, h}, nil
 }
 
@@ -218,25 +212,6 @@ func (h *hub) explain(s Source, res *http.Response) error {
 	return fmt.Errorf("the Hub answers %s", said)
 }
 
-// discard ends an answer whose header says it all. The connection is used again where the rest is short.
-func discard(res *http.Response) {
-	_, _ = io.CopyN(io.Discard, res.Body, 4<<10) // the rest is of no use
-	_ = res.Body.Close()
-}
-
-// next is the address that an answer redirects to.
-func next(res *http.Response) (*url.URL, error) {
-	discard(res)
-	u, err := res.Location()
-	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" || len(u.String()) > mostAddress {
-		return nil, fmt.Errorf("%w: the server redirects to no address of a file", fs.ErrInvalid)
-	}
-	if res.Request.URL.Scheme == "https" && u.Scheme != "https" {
-		return nil, fmt.Errorf("%w: the server redirects from https to http", fs.ErrInvalid)
-	}
-	return u, nil
-}
-
 // Get implements [fetch.Getter].
 func (o *Repo) Get(ctx context.Context, obj *layout.Object, off, n int64) (*fetch.Answer, error) {
 	if answer := o.local.get(obj, off, n); answer != nil {
@@ -248,31 +223,22 @@ func (o *Repo) Get(ctx context.Context, obj *layout.Object, off, n int64) (*fetc
 // get asks the storage, by its address where it is known, or else the Hub, which redirects to it.
 func (o *Repo) get(ctx context.Context, h *hub, obj *layout.Object, off, n int64) (*fetch.Answer, error) {
 	span := fmt.Sprintf("bytes=%d-%d", off, off+n-1)
-	if at := h.address(obj.Version); at != nil {
+	if at := h.storage.Get(obj.Version); at != nil {
 		res, err := h.do(ctx, at, span, false)
 		if err != nil {
 			return nil, err
 		}
-		if !refuses(res) {
+		if !fetch.Expired(res) {
 			return answer(res, obj.Version)
 		}
-		discard(res) // the address has expired
-		h.keep(obj.Version, nil)
+		fetch.Discard(res) // the address has expired
+		h.storage.Keep(obj.Version, nil)
 	}
 	res, version, err := o.resolve(ctx, h, obj, span)
 	if err != nil {
 		return nil, err
 	}
 	return answer(res, version)
-}
-
-// refuses tells an answer of the storage to an address that it takes no more.
-func refuses(res *http.Response) bool {
-	switch res.StatusCode {
-	case http.StatusBadRequest, http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound, http.StatusGone:
-		return true
-	}
-	return res.StatusCode/100 == 3
 }
 
 // answer judges the answer that should have the bytes.
@@ -283,7 +249,7 @@ func answer(res *http.Response, version string) (*fetch.Answer, error) {
 		return &fetch.Answer{Response: res, Version: version}, nil
 	case status == http.StatusRequestedRangeNotSatisfiable:
 		err = fmt.Errorf("it became shorter: %w", cache.ErrChanged)
-	case refuses(res): // an address that was just signed
+	case fetch.Expired(res): // an address that was just signed
 	case fetch.Lasting(status):
 		err = fmt.Errorf("%w: %w", fs.ErrInvalid, err)
 	}
@@ -304,10 +270,10 @@ func (o *Repo) resolve(ctx context.Context, h *hub, obj *layout.Object, span str
 		if res, err = h.do(ctx, u, span, trusted); err != nil {
 			return nil, "", err
 		}
-		redirected := res.StatusCode/100 == 3 && res.StatusCode != http.StatusNotModified
+		redirected := fetch.Redirected(res)
 		switch {
 		case trusted && res.StatusCode/100 != 2 && !redirected:
-			discard(res)
+			fetch.Discard(res)
 			if res.StatusCode == http.StatusRequestedRangeNotSatisfiable {
 				return nil, "", fmt.Errorf("it became shorter: %w", cache.ErrChanged)
 			}
@@ -324,11 +290,11 @@ func (o *Repo) resolve(ctx context.Context, h *hub, obj *layout.Object, span str
 		}
 		if !redirected {
 			if !trusted && res.StatusCode/100 == 2 {
-				h.keep(obj.Version, u)
+				h.storage.Keep(obj.Version, u)
 			}
 			return res, version, nil
 		}
-		if u, err = next(res); err != nil {
+		if u, err = fetch.Next(res); err != nil {
 			return nil, "", err
 		}
 		if trusted = trusted && h.isHub(u); !trusted && version == "" {
@@ -362,27 +328,4 @@ func versionOfHash(hash string) string {
 		return layout.GitVersion + hash
 	}
 	return hash
-}
-
-// address is the storage's address of a version, nil where none is known.
-func (h *hub) address(version string) *url.URL {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	u, err := url.Parse(h.at[version])
-	if err != nil || u.Host == "" {
-		return nil
-	}
-	return u
-}
-
-// keep remembers the storage's address of a version, nil for none.
-func (h *hub) keep(version string, u *url.URL) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if len(h.at) >= mostAddresses {
-		clear(h.at)
-	}
-	if delete(h.at, version); u != nil {
-		h.at[version] = u.String()
-	}
 }

@@ -47,7 +47,7 @@ func (o *Repo) api(ctx context.Context, u *url.URL, into any) (more string, err 
 			return "", err
 		}
 		if res.StatusCode/100 == 3 {
-			if u, err = next(res); err == nil && !o.isHub(u) {
+			if u, err = fetch.Next(res); err == nil && !o.isHub(u) {
 				err = fmt.Errorf("%w: the Hub redirects a question about files to another server", fs.ErrInvalid)
 			}
 			if err != nil {
@@ -55,7 +55,8 @@ func (o *Repo) api(ctx context.Context, u *url.URL, into any) (more string, err 
 			}
 			continue
 		}
-		defer discard(res)
+		defer func() { _ = res.Body.Close() }() // it is discarded before
+		defer fetch.Discard(res)
 		if res.StatusCode != http.StatusOK {
 			return "", o.explain(o.source, res)
 		}
@@ -119,7 +120,8 @@ func (o *Repo) mayRead(ctx context.Context, obj *layout.Object) error {
 		if err != nil {
 			return err
 		}
-		discard(res)
+		defer func() { _ = res.Body.Close() }() // it is discarded before
+		fetch.Discard(res)
 		if res.StatusCode >= 400 && res.StatusCode != http.StatusRequestedRangeNotSatisfiable {
 			return o.explain(o.source, res)
 		}

@@ -9,6 +9,7 @@ import (
 	"github.com/hbmfs/hbmfs/cache/gsorigin"
 	"github.com/hbmfs/hbmfs/cache/hforigin"
 	"github.com/hbmfs/hbmfs/cache/httporigin"
+	"github.com/hbmfs/hbmfs/cache/ociorigin"
 	"github.com/hbmfs/hbmfs/cache/s3origin"
 	"github.com/hbmfs/hbmfs/cache/spread"
 	"github.com/hbmfs/hbmfs/cache/store"
@@ -41,7 +42,7 @@ type Options struct {
 
 // openers are the schemes' ways to open an address. caches are the URLs that the address itself names to be asked before the origin.
 func openers() map[string]func(source string, opt Options) (o Origin, caches []string, err error) {
-	return map[string]func(string, Options) (Origin, []string, error){"s3": openS3, "gs": openGS, "hf": openHub, "http": openHTTP}
+	return map[string]func(string, Options) (Origin, []string, error){"s3": openS3, "gs": openGS, "hf": openHub, "oci": openOCI, "http": openHTTP}
 }
 
 // Open opens the origin that an address names. A mistake in the address is a [cli.Mistake].
@@ -99,6 +100,14 @@ func openHub(source string, opt Options) (Origin, []string, error) {
 		return nil, nil, cli.Mistake{Err: err}
 	}
 	return hforigin.Open(s, opt.Options), nil, nil
+}
+
+func openOCI(source string, opt Options) (Origin, []string, error) {
+	s, err := ociorigin.Parse(source)
+	if err != nil {
+		return nil, nil, cli.Mistake{Err: err}
+	}
+	return ociorigin.Open(s, opt.Options), nil, nil
 }
 
 func openHTTP(source string, opt Options) (Origin, []string, error) {

@@ -66,6 +66,7 @@ func manual() *manpage.Manual {
 			item("HF_TOKEN, HF_TOKEN_PATH, HF_HOME", "token of the Hugging Face Hub, a file with it, and the directory of the Hub's tools", "mount", "ls", "inspect", "pack"),
 			item("HF_ENDPOINT", "mirror of the Hugging Face Hub", "mount", "ls", "inspect", "pack"),
 			item("HF_HUB_OFFLINE, HF_HUB_CACHE", "1: hf:// sources are those of the local cache of the Hub's tools, and where that is", "mount", "ls", "inspect", "pack"),
+			item("REGISTRY_AUTH_FILE, DOCKER_CONFIG", "file of logins of OCI registries, and directory of Docker's configuration", "mount", "ls", "inspect", "pack"),
 			item("HTTP_PROXY, HTTPS_PROXY, NO_PROXY", "proxies of remote sources", remote...),
 			item("OTEL_EXPORTER_OTLP_ENDPOINT", "collector of OpenTelemetry that traces go to; others of OTEL_* count, too", "mount"),
 			item("CUFILE_ENV_PATH_JSON", "cufile.json to use instead of /etc/cufile.json", gpu...),

@@ -70,6 +70,18 @@ func TestCredentialsOfGoogle(t *testing.T) {
 	}
 }
 
+func TestPullSecrets(t *testing.T) {
+	const file = `{"auths":{"ghcr.io":{"auth":"aHVudGVyMg=="}}}`
+	const source = "oci://ghcr.io/org/model@sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855?platform=linux/arm64"
+	w, err := Parse(Request{Attributes: attributes(source), Secrets: map[string]string{".dockerconfigjson": file}})
+	if err != nil || w.Auth != AuthSecret || string(w.Credentials) != file+"\n" || strings.Contains(fmt.Sprintf("%+v", w.Spec), "aHVud") || w.Source != source {
+		t.Errorf("%+v, %v", w, err)
+	}
+	if w, err := Parse(Request{Attributes: attributes("oci://ghcr.io/org/model:v1")}); err != nil || w.Address() != "oci://ghcr.io/org/model:v1?anonymous=true" {
+		t.Errorf("%+v, %v", w, err)
+	}
+}
+
 func TestParseRefuses(t *testing.T) {
 	role, pool := "arn:aws:iam::1:role/r", "//iam.googleapis.com/projects/1/locations/global/workloadIdentityPools/p/providers/q"
 	for name, c := range map[string]struct {
@@ -140,6 +152,9 @@ func TestParseRefuses(t *testing.T) {
 		"hub, role":              {Request{Attributes: attributes("hf://org/name", "roleArn", role)}, "roleArn hf"},
 		"gs, workload identity":  {Request{Attributes: attributes("gs://bucket"), Secrets: map[string]string{"credentials.json": `{"type":"external_account","credential_source":{"file":"/hunter2"}}`}}, "credentials.json service_account"},
 		"gs, type twice":         {Request{Attributes: attributes("gs://bucket"), Secrets: map[string]string{"credentials.json": `{"type":"service_account","TYPE":"external_account","private_key":"hunter2"}`}}, "credentials.json service_account"},
+		"oci, a helper":          {Request{Attributes: attributes("oci://r.io/m:v1"), Secrets: map[string]string{".dockerconfigjson": `{"auths":{"hunter2":{}},"credHelpers":{"r.io":"sh"}}`}}, ".dockerconfigjson programs of the node"},
+		"oci, a store":           {Request{Attributes: attributes("oci://r.io/m:v1"), Secrets: map[string]string{".dockerconfigjson": `{"auths":{"hunter2":{}},"CREDSSTORE":"sh"}`}}, ".dockerconfigjson programs of the node"},
+		"oci, no JSON":           {Request{Attributes: attributes("oci://r.io/m:v1"), Secrets: map[string]string{".dockerconfigjson": "hunter2"}}, ".dockerconfigjson auths"},
 		"gs, no JSON":            {Request{Attributes: attributes("gs://bucket"), Secrets: map[string]string{"credentials.json": "hunter2"}}, "credentials.json service_account"},
 		"gs, key of S3":          {Request{Attributes: attributes("gs://bucket"), Secrets: keys("a", "hunter2")}, "AWS_ACCESS_KEY_ID credentials.json"},
 		"hub, token in it":       {Request{Attributes: attributes("hf://hunter2@org/name")}, "source secret"},

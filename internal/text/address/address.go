@@ -48,6 +48,13 @@ func Schemes() []Scheme {
 			Options: []string{"endpoint"}, Secrets: []string{"HF_TOKEN"}, SecretFile: "HF_TOKEN_PATH",
 		},
 		{
+			Names: []string{"oci"}, Form: "oci://REGISTRY/REPO:TAG",
+			Help: "a model or image of a registry; @sha256:DIGEST may stand in place of :TAG. ?platform=OS/ARCHITECTURE chooses from an index, and " +
+				"?endpoint=https://HOST names a mirror. The login is found where Docker's and podman's tools find it",
+			Options: []string{"endpoint", "platform"},
+			Secrets: []string{".dockerconfigjson"}, SecretFile: "REGISTRY_AUTH_FILE", CheckSecret: checkDocker,
+		},
+		{
 			Names: []string{"http", "https"}, Form: "http(s)://HOST/PATH",
 			Help: "one file, or a directory (with a slash at its end) that has an index, or that its server lists",
 		},
@@ -61,6 +68,20 @@ func checkGoogle(value string) string {
 	}
 	if json.Unmarshal([]byte(value), &file) != nil || file.Type != "service_account" && file.Type != "authorized_user" {
 		return "want the JSON of a service account's key, or of a user (type service_account or authorized_user)"
+	}
+	return ""
+}
+
+// checkDocker refuses files of logins that have their reader start programs of the node.
+func checkDocker(value string) string {
+	var file map[string]json.RawMessage
+	if json.Unmarshal([]byte(value), &file) != nil || file["auths"] == nil {
+		return "want JSON with auths, as kubectl create secret docker-registry makes it"
+	}
+	for key := range file {
+		if !strings.EqualFold(key, "auths") {
+			return "want logins in auths, and nothing else: credsStore and credHelpers name programs of the node"
+		}
 	}
 	return ""
 }

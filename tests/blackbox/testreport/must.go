@@ -99,6 +99,8 @@ func machineHas(need string) bool {
 		return os.Getenv("HBMFS_S3SERVER") != ""
 	case "gcs":
 		return os.Getenv("HBMFS_GCSSERVER") != ""
+	case "oci":
+		return os.Getenv("HBMFS_OCI_CLIENTS") != ""
 	case "sanity":
 		return os.Getenv("HBMFS_CSI_SANITY") != ""
 	case "nginx":

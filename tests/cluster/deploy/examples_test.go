@@ -35,6 +35,9 @@ func example(body map[string]any) (request volume.Request, ok bool) {
 	}
 	if csi["nodePublishSecretRef"] != nil {
 		request.Secrets = map[string]string{"AWS_ACCESS_KEY_ID": "AKIA", "AWS_SECRET_ACCESS_KEY": "secret"}
+		if strings.HasPrefix(request.Attributes["source"], "oci://") {
+			request.Secrets = map[string]string{".dockerconfigjson": `{"auths": {}}`}
+		}
 	}
 	return request, true
 }
@@ -68,7 +71,7 @@ func TestVolumesOfExamples(t *testing.T) {
 		})
 	}
 	want := []string{page}
-	for _, name := range []string{"training-job.yaml", "s3-volume.yaml", "s3-role.yaml", "node-directory.yaml", "cufile-configmap.yaml", "checkpoint-volume.yaml", "kv-volume.yaml"} {
+	for _, name := range []string{"training-job.yaml", "s3-volume.yaml", "s3-role.yaml", "oci-model.yaml", "node-directory.yaml", "cufile-configmap.yaml", "checkpoint-volume.yaml", "kv-volume.yaml"} {
 		want = append(want, deploy("examples", name))
 	}
 	slices.Sort(want)

@@ -3,6 +3,7 @@ package credentials_test
 import (
 	"bytes"
 	"crypto/sha256"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -21,11 +22,12 @@ import (
 
 	"github.com/hbmfs/hbmfs/cache/origintest"
 	"github.com/hbmfs/hbmfs/tests/blackbox/hub"
+	"github.com/hbmfs/hbmfs/tests/blackbox/oci"
 )
 
 // places are all origins. To add one, write a function like newS3, which makes its place on a server, and name it here.
 func places() map[string]func(t *testing.T, s *server) *place {
-	return map[string]func(*testing.T, *server) *place{"s3": newS3, "gs": newGS, "hf": newHub, "http": newHTTP}
+	return map[string]func(*testing.T, *server) *place{"s3": newS3, "gs": newGS, "hf": newHub, "oci": newOCI, "http": newHTTP}
 }
 
 // place is an origin whose server is a fake. Its credentials are in files, which the environment of the test names.
@@ -240,6 +242,33 @@ func newHub(t *testing.T, s *server) *place {
 		w.Header().Set("X-Error-Message", text)
 		w.WriteHeader(status)
 		_, _ = io.WriteString(w, text) // they may have hung up
+	}
+	return p
+}
+
+// newOCI has a registry that wants tokens, and its storage, behind the place's server.
+func newOCI(t *testing.T, s *server) *place {
+	name := filepath.Join(suite.NewDir(t), "config.json")
+	t.Setenv("REGISTRY_AUTH_FILE", name)
+	r := oci.New(t)
+	var layers []oci.Descriptor
+	for name, data := range s.files {
+		layers = append(layers, r.Blob(t, "org/model", oci.ModelRaw, data, oci.FilePath, name))
+	}
+	r.Push(t, "org/model", "v1", oci.ModelConfig, layers...)
+	r.Set(func() { r.Answer, r.Redirects = s.answers, true })
+	p := &place{source: r.Source("org/model:v1"), secrets: []string{"oci-secret-", "token-secret-", "sign-secret-"}}
+	login := func(g int64) string { return fmt.Sprintf("user:oci-secret-%d", g) }
+	p.use = func(g int64) {
+		write(t, name, fmt.Sprintf(`{"auths": {%q: {"auth": %q}}}`, r.Host(), base64.StdEncoding.EncodeToString([]byte(login(g)))))
+	}
+	p.valid = func(_ *http.Request, g int64) bool { // the registry judges itself
+		r.TakeOnly(login(g))
+		return true
+	}
+	p.refuse = func(w http.ResponseWriter, status int, text string) {
+		w.WriteHeader(status)
+		_ = json.NewEncoder(w).Encode(map[string]any{"errors": []any{map[string]any{"code": "DENIED", "message": text}}}) // they may have hung up
 	}
 	return p
 }

@@ -30,6 +30,7 @@ type Liar struct {
 	*httptest.Server
 	Files  map[string][]byte
 	s3, gs bool
+	oci    bool                                              // hub answers as a registry
 	hub    func(w http.ResponseWriter, r *http.Request) bool // answers as a Hugging Face Hub before the bucket; nil where there is none
 	Honest atomic.Bool
 	read   func(x *Exchange) bool // tells a lie about a range of a file, or leaves it to the truth
@@ -55,9 +56,9 @@ const date = "Thu, 01 Jan 2026 00:00:00 GMT"
 // Maker makes a liar of files. It serves until the test ends, and tells lies by read and list, nil for the truth.
 type Maker func(t testing.TB, files map[string][]byte, read, list func(x *Exchange) bool) *Liar
 
-// Of is the maker of a kind: s3, gs, hf or http.
+// Of is the maker of a kind: s3, gs, hf, oci or http.
 func Of(kind string) Maker {
-	return map[string]Maker{"s3": S3, "gs": GS, "hf": Hub, "http": HTTP}[kind]
+	return map[string]Maker{"s3": S3, "gs": GS, "hf": Hub, "oci": OCI, "http": HTTP}[kind]
 }
 
 // S3 makes a bucket of S3.
@@ -104,6 +105,9 @@ func IndexOf(t testing.TB, names []string) []byte {
 func (l *Liar) Source() string {
 	if l.gs {
 		return "gs://" + Bucket + "?anonymous=true&endpoint=" + url.QueryEscape(l.URL)
+	}
+	if l.oci {
+		return "oci://" + strings.TrimPrefix(l.URL, "http://") + "/org/model:v1"
 	}
 	if l.hub != nil {
 		return "hf://datasets/org/name?anonymous=true&endpoint=" + l.URL
