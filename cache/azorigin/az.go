@@ -192,16 +192,21 @@ func said(res *http.Response, k *tokens.Token) (text, code string) {
 		if strings.HasPrefix(e.Detail, "Signature not valid in the specified time frame") {
 			text += " " + e.Detail
 		}
+	} else if strings.Contains(text, "<") { // a page, or half an answer
+		text = ""
 	}
 	if code = res.Header.Get("X-Ms-Error-Code"); code == "" {
 		code = e.Code
 	}
 	for _, secret := range secretsOf(k) {
-		text = strings.ReplaceAll(text, secret, "[...]")
+		text, code = strings.ReplaceAll(text, secret, "[...]"), strings.ReplaceAll(code, secret, "[...]")
+	}
+	if len(code) > 60 || strings.ContainsFunc(code, func(c rune) bool { return c < 'A' || c > 'z' || c > 'Z' && c < 'a' }) { // Azure's are words
+		code = ""
 	}
 	text = tokens.Clean(strings.Join(strings.Fields(text), " ")) // a signature is a long word
 	status := fmt.Sprintf("%d %s", res.StatusCode, http.StatusText(res.StatusCode))
-	if code = fmt.Sprintf("%.60s", tokens.Clean(code)); code != "" {
+	if code != "" {
 		status += ", " + code
 	}
 	if text == "" {

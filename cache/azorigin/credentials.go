@@ -265,7 +265,7 @@ func reasons(err error) string {
 
 // absent tells that a member of the chain was not set up.
 func absent(text string) bool {
-	for _, words := range []string{"missing environment variable", "no client ID specified", "not found on path", "managed identity timed out", "is not available", "executable not found", "no such file or directory"} {
+	for _, words := range []string{"missing environment variable", "no client ID specified", "not found on path", "managed identity timed out", "is not available", "executable not found", "no token file specified"} {
 		if strings.Contains(text, words) {
 			return true
 		}

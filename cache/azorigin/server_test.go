@@ -167,7 +167,8 @@ func (s *service) list(w http.ResponseWriter, r *http.Request) {
 	for _, name := range slices.Sorted(maps.Keys(s.objects)) {
 		rest, ok := strings.CutPrefix(name, prefix)
 		entry := name
-		if dir, _, deep := strings.Cut(rest, "/"); deep {
+		dir, _, deep := strings.Cut(rest, "/")
+		if deep {
 			entry = prefix + dir + "/"
 		}
 		if !ok || entry <= after || entry == last {
@@ -177,7 +178,7 @@ func (s *service) list(w http.ResponseWriter, r *http.Request) {
 			next = url.QueryEscape(last)
 			break
 		}
-		if last = entry; entry == name {
+		if last = entry; !deep {
 			entries = append(entries, s.objects[name].entry(name))
 		} else {
 			entries = append(entries, "<BlobPrefix>"+nameOf(entry)+"</BlobPrefix>")
@@ -196,11 +197,9 @@ func noEnvironment(t testing.TB) {
 	set := t.(interface{ Setenv(string, string) }).Setenv
 	for _, e := range os.Environ() {
 		if name, _, _ := strings.Cut(e, "="); strings.HasPrefix(name, "AZURE_") || strings.HasPrefix(name, "IDENTITY_") || strings.HasPrefix(name, "MSI_") {
-			set(name, "")
+			set(name, "") // and it is set again when the test ends
+			_ = os.Unsetenv(name)
 		}
-	}
-	for _, name := range []string{connectionVariable, fileVariable, keyVariable, keyVariable2, sasVariable, accountVariable, "AZURE_CLIENT_ID", "AZURE_TENANT_ID", "AZURE_CLIENT_SECRET"} {
-		set(name, "")
 	}
 	set("HOME", t.TempDir())
 	set("PATH", "") // neither az nor pwsh
