@@ -198,13 +198,11 @@ func said(res *http.Response, k *tokens.Token) (text, code string) {
 	if code = res.Header.Get("X-Ms-Error-Code"); code == "" {
 		code = e.Code
 	}
-	for _, secret := range secretsOf(k) {
-		text, code = strings.ReplaceAll(text, secret, "[...]"), strings.ReplaceAll(code, secret, "[...]")
-	}
+	code = fetch.Said(code, secretsOf(k)...)
 	if len(code) > 60 || strings.ContainsFunc(code, func(c rune) bool { return c < 'A' || c > 'z' || c > 'Z' && c < 'a' }) { // Azure's are words
 		code = ""
 	}
-	text = tokens.Clean(strings.Join(strings.Fields(text), " ")) // a signature is a long word
+	text = fetch.Said(text, secretsOf(k)...)
 	status := fmt.Sprintf("%d %s", res.StatusCode, http.StatusText(res.StatusCode))
 	if code != "" {
 		status += ", " + code

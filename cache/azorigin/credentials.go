@@ -20,6 +20,7 @@ import (
 	"github.com/Azure/azure-sdk-for-go/sdk/azcore/policy"
 	"github.com/Azure/azure-sdk-for-go/sdk/azidentity"
 
+	"github.com/hbmfs/hbmfs/cache/fetch"
 	"github.com/hbmfs/hbmfs/cache/tokens"
 	"github.com/hbmfs/hbmfs/internal/text/size"
 )
@@ -211,7 +212,7 @@ func (a *asker) entra(ctx context.Context) (*tokens.Token, error) {
 	// The authority is Microsoft's, or the one that the operator names: nobody has to confirm it.
 	chain, err := azidentity.NewDefaultAzureCredential(&azidentity.DefaultAzureCredentialOptions{ClientOptions: options, DisableInstanceDiscovery: true})
 	if err != nil {
-		return nil, tokens.NoCredentialsf("%s", tokens.Clean(err.Error()))
+		return nil, tokens.NoCredentialsf("%s", fetch.Said(err.Error()))
 	}
 	given, err := chain.GetToken(ctx, policy.TokenRequestOptions{Scopes: []string{scope}})
 	if ctx.Err() != nil {
@@ -260,7 +261,7 @@ func reasons(err error) string {
 			lines = append(lines, member+": "+strings.TrimSuffix(text, "."))
 		}
 	}
-	return tokens.Clean(cmp.Or(strings.Join(lines, "; "), "environment, workload identity, managed identity, az login"))
+	return fetch.Said(cmp.Or(strings.Join(lines, "; "), "environment, workload identity, managed identity, az login"))
 }
 
 // absent tells that a member of the chain was not set up.

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/oauth2"
 	"golang.org/x/oauth2/google"
 
+	"github.com/hbmfs/hbmfs/cache/fetch"
 	"github.com/hbmfs/hbmfs/cache/tokens"
 	"github.com/hbmfs/hbmfs/internal/text/size"
 )
@@ -52,7 +53,7 @@ func (t *asker) fresh(ctx context.Context) (*tokens.Token, error) {
 	case w.Failed != nil:
 		return nil, fmt.Errorf("%s: %w", file, w.Failed)
 	case err != nil: // no server has refused anything: it is the file, or one that it names
-		return nil, tokens.NoCredentialsf("%s: %s", file, tokens.Clean(strings.TrimPrefix(err.Error(), "oauth2/google/externalaccount: ")))
+		return nil, tokens.NoCredentialsf("%s: %s", file, fetch.Said(strings.TrimPrefix(err.Error(), "oauth2/google/externalaccount: ")))
 	}
 	return tokens.New(given.AccessToken, file.String(), given.Expiry)
 }
@@ -116,7 +117,7 @@ func findFile() (*keyFile, error) {
 func (f *keyFile) source(ctx context.Context) (oauth2.TokenSource, error) {
 	c, err := google.CredentialsFromJSONWithType(ctx, f.text, google.CredentialsType(f.kind), scope)
 	if err != nil {
-		return nil, tokens.NoCredentialsf("%s: %s", f, tokens.Clean(err.Error()))
+		return nil, tokens.NoCredentialsf("%s: %s", f, fetch.Said(err.Error()))
 	}
 	return c.TokenSource, nil
 }

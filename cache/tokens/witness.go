@@ -8,11 +8,9 @@ import (
 	"io"
 	"io/fs"
 	"net/http"
-	"regexp"
 	"time"
 
 	"github.com/hbmfs/hbmfs/cache/fetch"
-	"github.com/hbmfs/hbmfs/internal/text/cli"
 )
 
 // Bounds of servers that give out tokens.
@@ -79,18 +77,12 @@ func (w *Witness) refusal(host string, res *http.Response, text []byte) error {
 	}
 	why := fmt.Sprintf("%s answers %d %s", host, res.StatusCode, http.StatusText(res.StatusCode))
 	if code != "" {
-		why += fmt.Sprintf(" (%.60s: %s)", Clean(code), Clean(said.Description))
+		why += fmt.Sprintf(" (%.60s: %s)", fetch.Said(code), fetch.Said(said.Description))
 	}
 	if fetch.Lasting(res.StatusCode) {
 		return fmt.Errorf("%w: %s: %s", fs.ErrPermission, why, w.Remedy(code))
 	}
 	return fetch.RetryAfter(res.Header, errors.New(why))
-}
-
-// Clean is a text that a server or a library says, as far as a terminal and a log can bear it, without words that may be secrets.
-func Clean(text string) string {
-	text = regexp.MustCompile(`[A-Za-z0-9_\-+/=.~%]{40,}`).ReplaceAllString(fmt.Sprintf("%.1000s", text), "[...]")
-	return fmt.Sprintf("%.300s", cli.Printable(text))
 }
 
 // NoCredentials says in a sentence why the credentials that somebody set up cannot be had. It is an [fs.ErrPermission].
