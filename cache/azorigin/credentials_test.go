@@ -70,7 +70,9 @@ func (e *entra) serve(w http.ResponseWriter, r *http.Request) {
 // dark stands for services that are not there.
 type dark struct{}
 
-func (dark) RoundTrip(*http.Request) (*http.Response, error) { return nil, errors.New("nobody is there") }
+func (dark) RoundTrip(*http.Request) (*http.Response, error) {
+	return nil, errors.New("nobody is there")
+}
 
 // openWith opens the source with tokens of e.
 func openWith(t testing.TB, s *service, e *entra, opt fetch.Options) *Container {
@@ -121,13 +123,17 @@ func TestKindsOfCredentials(t *testing.T) {
 	if err := os.WriteFile(file, []byte("AccountKey="+secretKey+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	bySAS := func(r *http.Request) bool { return r.URL.Query().Get("sig") == "secret+sig=" && r.URL.Query().Get("sp") == "rl" }
+	bySAS := func(r *http.Request) bool {
+		return r.URL.Query().Get("sig") == "secret+sig=" && r.URL.Query().Get("sp") == "rl"
+	}
 	byKey := func(r *http.Request) bool {
 		key, sum, ok := strings.Cut(strings.TrimPrefix(r.Header.Get("Authorization"), "SharedKey "), ":")
 		mac, err := base64.StdEncoding.DecodeString(sum)
 		return ok && key == "account" && err == nil && len(mac) == 32
 	}
-	byToken := func(r *http.Request) bool { return strings.HasPrefix(r.Header.Get("Authorization"), "Bearer secret-token-") }
+	byToken := func(r *http.Request) bool {
+		return strings.HasPrefix(r.Header.Get("Authorization"), "Bearer secret-token-")
+	}
 	id := fmt.Sprint("client-", time.Now().UnixNano()) // of this run alone
 	for name, c := range map[string]struct {
 		env     map[string]string

@@ -40,6 +40,12 @@ func Schemes() []Scheme {
 			Secrets: []string{"credentials.json"}, SecretFile: "GOOGLE_APPLICATION_CREDENTIALS", CheckSecret: checkGoogle,
 		},
 		{
+			Names: []string{"az", "abfs", "abfss"}, Form: "az://ACCOUNT/CONTAINER/PREFIX",
+			Help:    "credentials are found where Azure's tools find them: AZURE_STORAGE_KEY, AZURE_STORAGE_SAS_TOKEN, az login",
+			Options: []string{"endpoint"},
+			Secrets: []string{"AZURE_STORAGE_CONNECTION_STRING"}, SecretFile: "AZURE_STORAGE_CONNECTION_STRING_FILE", CheckSecret: checkAzure,
+		},
+		{
 			Names: []string{"hf"}, Form: "hf://ORG/NAME",
 			Help: "a model of the Hugging Face Hub; hf://datasets/ORG/NAME is a dataset, and @REVISION and /PATH may follow. " +
 				"The token is found where the Hub's tools find it: HF_TOKEN, or hf auth login. HF_ENDPOINT names a mirror",
@@ -59,6 +65,14 @@ func checkGoogle(value string) string {
 	}
 	if json.Unmarshal([]byte(value), &file) != nil || file.Type != "service_account" && file.Type != "authorized_user" {
 		return "want the JSON of a service account's key, or of a user (type service_account or authorized_user)"
+	}
+	return ""
+}
+
+// checkAzure refuses connection strings without a secret, and text that is none.
+func checkAzure(value string) string {
+	if strings.ContainsFunc(value, func(c rune) bool { return c <= ' ' || c > '~' }) || !strings.Contains(value, "AccountKey=") && !strings.Contains(value, "SharedAccessSignature=") {
+		return "want a connection string of the account: AccountKey=... or SharedAccessSignature=..., without white space"
 	}
 	return ""
 }

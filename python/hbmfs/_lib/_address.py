@@ -6,7 +6,7 @@ from typing import Any
 
 from ..errors import InvalidError
 
-_SCHEMES = ("s3", "gs", "hf", "http", "https")
+_SCHEMES = ("s3", "gs", "az", "abfs", "abfss", "hf", "http", "https")
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
