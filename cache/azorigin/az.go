@@ -217,14 +217,14 @@ func said(res *http.Response, k *tokens.Token) (text, code string) {
 func (o *Container) explain(k *tokens.Token, res *http.Response) error {
 	text, reason := said(res, k)
 	code := res.StatusCode
-	unknown := code == http.StatusUnauthorized || code == http.StatusForbidden && reason == "AuthenticationFailed"
+	unknown := code == http.StatusUnauthorized || code == http.StatusForbidden && strings.Contains(text, "failed to authenticate") // Azurite has another code
 	switch {
 	case unknown && o.tokens.Refused(k):
 		return fmt.Errorf("the credentials have ended or were replaced (%s)", text)
 	case unknown, code == http.StatusForbidden, code == http.StatusConflict && reason == "PublicAccessNotPermitted":
-		return fmt.Errorf("%w by the server (%s): %s", fs.ErrPermission, text, permissions(k, reason))
+		return fmt.Errorf("%w by the server (%s): %s", fs.ErrPermission, text, permissions(k, unknown, reason))
 	case code == http.StatusNotFound && reason == "ResourceNotFound" && k.Text == "": // as Azure says to strangers
-		return fmt.Errorf("%w by the server, or there is no container %q (%s): %s", fs.ErrPermission, o.source.Container, text, permissions(k, reason))
+		return fmt.Errorf("%w by the server, or there is no container %q (%s): %s", fs.ErrPermission, o.source.Container, text, permissions(k, unknown, reason))
 	case code == http.StatusNotFound && reason == "ContainerNotFound":
 		return fmt.Errorf("container %q (%s): %w", o.source.Container, text, errNoContainer)
 	case code == http.StatusNotFound, code == http.StatusGone:
@@ -244,12 +244,12 @@ func (o *Container) explain(k *tokens.Token, res *http.Response) error {
 }
 
 // permissions says what helps a request that was refused.
-func permissions(k *tokens.Token, reason string) string {
+func permissions(k *tokens.Token, unknown bool, reason string) string {
 	const wants = "the role Storage Blob Data Reader"
 	switch {
 	case k.Text == "":
 		return k.None + ": run az login, or set AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN; an identity needs " + wants
-	case reason == "AuthorizationFailure", reason == "IpAuthorizationError":
+	case !unknown && (reason == "AuthorizationFailure" || reason == "IpAuthorizationError"):
 		return "the account's firewall may refuse this machine's network; if not, " + k.From + " lacks rights"
 	case k.Kind == ofKey:
 		return "check " + k.From + " and the account's name, and this machine's clock"

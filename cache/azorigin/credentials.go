@@ -261,7 +261,7 @@ func reasons(err error) string {
 			lines = append(lines, member+": "+strings.TrimSuffix(text, "."))
 		}
 	}
-	return fetch.Said(cmp.Or(strings.Join(lines, "; "), "environment, workload identity, managed identity, az login"))
+	return fetch.Said(cmp.Or(strings.Join(lines, "; "), "none was set up"))
 }
 
 // absent tells that a member of the chain was not set up.

@@ -89,9 +89,11 @@ func startAzurite(path string) error {
 	if err := a.cmd.Start(); err != nil {
 		return fmt.Errorf("start Azurite: %w", err)
 	}
+	late := time.AfterFunc(blackbox.Patience, func() { _ = a.cmd.Process.Kill() }) // then its output ends
+	defer late.Stop()
 	lines := bufio.NewScanner(stdout)
 	for a.url == "" && lines.Scan() {
-		if _, url, ok := strings.Cut(lines.Text(), "successfully listening at "); ok {
+		if _, url, ok := strings.Cut(lines.Text(), "successfully listens on "); ok {
 			a.url = strings.TrimSpace(url) + "/" + account
 		}
 	}

@@ -20,11 +20,12 @@ import (
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
-// liar is a server of one dataset, as a bucket of S3 or of Google's, or as a web server, that tells lies until it is told to be honest.
+// liar is a server of one dataset, as a bucket of S3 or of Google's, as a container of Azure, or as a web server, that tells lies until it is told to be honest.
 type liar struct {
 	*httptest.Server
 	files  map[string][]byte
 	s3, gs bool
+	az     bool
 	hub    func(w http.ResponseWriter, r *http.Request) bool // answers as a Hugging Face Hub before the bucket; nil where there is none
 	honest atomic.Bool
 	read   func(x *exchange) bool // tells a lie about a range of a file, or leaves it to the truth
@@ -60,6 +61,11 @@ func newGSLiar(t testing.TB, files map[string][]byte, read, list func(x *exchang
 	return (&liar{files: maps.Clone(files), gs: true, read: read, list: list}).start(t)
 }
 
+// newAzureLiar is newLiar as a container of Azure.
+func newAzureLiar(t testing.TB, files map[string][]byte, read, list func(x *exchange) bool) *liar {
+	return (&liar{files: maps.Clone(files), az: true, read: read, list: list}).start(t)
+}
+
 func (l *liar) start(t testing.TB) *liar {
 	l.Server = httptest.NewUnstartedServer(l)
 	l.Config.ErrorLog = log.New(io.Discard, "", 0) // of what was broken on purpose
@@ -86,6 +92,9 @@ func (l *liar) source() string {
 	if l.gs {
 		return "gs://" + liarBucket + "?anonymous=true&endpoint=" + url.QueryEscape(l.URL)
 	}
+	if l.az {
+		return "az://account/" + liarBucket + "?anonymous=true&endpoint=" + url.QueryEscape(l.URL+"/account")
+	}
 	if l.hub != nil {
 		return "hf://datasets/org/name?anonymous=true&endpoint=" + l.URL
 	}
@@ -110,7 +119,7 @@ func (l *liar) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		x.from, x.to = from, to+1
 	}
 	tell := l.list
-	if ranged && (l.s3 || l.gs || name != "index.json") {
+	if ranged && (l.s3 || l.gs || l.az || name != "index.json") {
 		tell = l.read
 	}
 	if !l.honest.Load() && tell != nil && tell(x) {
@@ -123,6 +132,8 @@ func (l *liar) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		l.page(x)
 	case l.gs && name == "":
 		l.gsPage(x)
+	case l.az && name == "":
+		l.azurePage(x)
 	case x.data == nil:
 		http.NotFound(w, r)
 	case r.Method == http.MethodHead:
@@ -136,6 +147,9 @@ func (l *liar) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (l *liar) root() string {
 	if l.gs {
 		return "/storage/v1/b/" + liarBucket + "/o"
+	}
+	if l.az {
+		return "/account/" + liarBucket
 	}
 	return "/" + liarBucket
 }

@@ -150,7 +150,7 @@ func TestLiesAboutListings(t *testing.T) {
 	blackbox.NeedFUSE(t)
 	t.Parallel()
 	turns := make(chan struct{}, 4)
-	for name, lies := range map[string]map[string]listLie{"s3": listings(), "gs": gsListings(), "http": indexes(t)} {
+	for name, lies := range map[string]map[string]listLie{"s3": listings(), "gs": gsListings(), "az": azureListings(), "http": indexes(t)} {
 		for what, lie := range lies {
 			t.Run(name+"/"+what, func(t *testing.T) {
 				t.Parallel()

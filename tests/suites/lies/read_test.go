@@ -176,7 +176,7 @@ func lies() map[string]lie {
 // bytes are right, in a mount that is there and in a new one on the same cache, which is sound.
 func TestLiesAboutBytes(t *testing.T) {
 	blackbox.NeedFUSE(t)
-	for _, name := range []string{"s3", "gs", "http"} {
+	for _, name := range []string{"s3", "gs", "az", "http"} {
 		for kind, patience := range map[string]time.Duration{"tried": hasty, "once": patient} {
 			t.Run(name+"/"+kind, func(t *testing.T) {
 				t.Parallel()
@@ -234,8 +234,11 @@ func tellAll(t *testing.T, liarOf maker, told map[string]lie, patience time.Dura
 type maker func(t testing.TB, files map[string][]byte, read, list func(x *exchange) bool) *liar
 
 func makerOf(kind string) maker {
-	if kind == "gs" {
+	switch kind {
+	case "gs":
 		return newGSLiar
+	case "az":
+		return newAzureLiar
 	}
 	return func(t testing.TB, files map[string][]byte, read, list func(x *exchange) bool) *liar {
 		return newLiar(t, kind == "s3", files, read, list)
