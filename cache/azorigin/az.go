@@ -116,7 +116,8 @@ func (o *Container) get(ctx context.Context, endpoint string, obj *layout.Object
 		}
 		return nil, err
 	}
-	return &fetch.Answer{Response: res, Version: v.of(res.Header, obj.Version)}, nil
+	res.Version = v.of(res.Header, obj.Version)
+	return res, nil
 }
 
 // errNoContainer says that the container is not there.
@@ -132,7 +133,7 @@ type question struct {
 }
 
 // do makes a request. An answer has status 200 or 206.
-func (o *Container) do(ctx context.Context, ask question) (*http.Response, error) {
+func (o *Container) do(ctx context.Context, ask question) (*fetch.Answer, error) {
 	address := ask.endpoint + "/" + o.source.Container
 	if ask.name != "" {
 		address += "/" + escape(ask.name)
@@ -161,7 +162,7 @@ func (o *Container) do(ctx context.Context, ask question) (*http.Response, error
 	}
 	if res.StatusCode == http.StatusOK || res.StatusCode == http.StatusPartialContent {
 		o.tokens.Taken(k)
-		return res, nil
+		return &fetch.Answer{Response: res}, nil
 	}
 	defer func() { _ = res.Body.Close() }() // it is not what was asked for
 	return nil, o.explain(k, res)

@@ -66,7 +66,7 @@ type properties struct {
 type metadata struct{ folder bool }
 
 // UnmarshalXML implements [xml.Unmarshaler].
-func (m *metadata) UnmarshalXML(d *xml.Decoder, start xml.StartElement) error {
+func (m *metadata) UnmarshalXML(d *xml.Decoder, _ xml.StartElement) error {
 	for {
 		t, err := d.Token()
 		if err != nil {

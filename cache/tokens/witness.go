@@ -55,7 +55,7 @@ func (w *Witness) RoundTrip(q *http.Request) (*http.Response, error) {
 	case res.StatusCode/100 != 2:
 		w.Failed = w.refusal(q.URL.Host, res, text)
 	}
-	if w.Failed != nil && !(w.Pass && err == nil && len(text) <= MostAnswer) {
+	if w.Failed != nil && (!w.Pass || err != nil || len(text) > MostAnswer) {
 		return nil, w.Failed
 	}
 	return res, nil
