@@ -21,9 +21,10 @@ import (
 
 // Bounds of one page of a listing. An object has a name of up to 1,024 characters and 8 KiB of metadata.
 const (
-	pageNames = 2000
+	pageNames = 1000
 	mostName  = 1024
-	mostPage  = 32 << 20 // bytes
+	mostPage  = 16 << 20 // bytes
+	mostDepth = 16       // elements in each other: each takes memory
 )
 
 // tooLong tells names that no object has.
@@ -184,7 +185,7 @@ func (w *walk) page(ctx context.Context, prefix, token string) (*page, error) {
 		return nil, err
 	}
 	body := &io.LimitedReader{R: res.Body, N: mostPage}
-	p, err := readPage(xml.NewDecoder(body))
+	p, err := readPage(xml.NewTokenDecoder(&shallow{xml.NewDecoder(body), 0}))
 	switch {
 	case err == nil || errors.Is(err, fs.ErrInvalid):
 		return p, err
@@ -192,6 +193,27 @@ func (w *walk) page(ctx context.Context, prefix, token string) (*page, error) {
 		return nil, fmt.Errorf("%w: a page of the server's listing has more than %d bytes, which no %d names have", fs.ErrInvalid, mostPage, pageNames)
 	}
 	return nil, fmt.Errorf("the server's listing cannot be read: %w", err)
+}
+
+// shallow refuses documents that are deeper than a listing.
+type shallow struct {
+	*xml.Decoder
+	depth int
+}
+
+// Token implements [xml.TokenReader].
+func (s *shallow) Token() (xml.Token, error) {
+	t, err := s.RawToken()
+	switch t.(type) {
+	case xml.StartElement:
+		s.depth++
+	case xml.EndElement:
+		s.depth--
+	}
+	if s.depth > mostDepth {
+		return nil, fmt.Errorf("%w: the server's listing has elements in each other deeper than any listing", fs.ErrInvalid)
+	}
+	return t, err
 }
 
 // readPage reads a page as it comes, so that a long one takes no more memory than its names.
