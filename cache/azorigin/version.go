@@ -80,8 +80,8 @@ func (v version) of(h http.Header, asked string) string {
 	}
 	got := versionOf(h.Get("ETag"), h.Get("X-Ms-Blob-Content-Md5"), v.encoding) // Content-MD5 is of the range
 	switch {
-	case got.etag == "":
-		return ""
+	case got.etag == "": // none, or a weak one
+		return fetch.Said(h.Get("ETag"))
 	case got.etag == v.etag && (got.md5 == "" || v.md5 == "" || got.md5 == v.md5):
 		return asked
 	}
