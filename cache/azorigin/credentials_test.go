@@ -140,18 +140,17 @@ func TestKindsOfCredentials(t *testing.T) {
 		allowed func(r *http.Request) bool
 		saw     map[string]string // of what Entra ID is asked
 	}{
-		"key":                      {map[string]string{keyVariable: secretKey}, byKey, nil},
-		"key, another name":        {map[string]string{keyVariable2: secretKey}, byKey, nil},
-		"SAS":                      {map[string]string{sasVariable: "?" + secretSAS}, bySAS, nil},
-		"connection string, key":   {map[string]string{connectionVariable: "DefaultEndpointsProtocol=https;AccountName=account;AccountKey=" + secretKey + ";EndpointSuffix=core.windows.net"}, byKey, nil},
-		"connection string, SAS":   {map[string]string{connectionVariable: "BlobEndpoint=https://account.blob.core.windows.net/;SharedAccessSignature=" + secretSAS}, bySAS, nil},
-		"connection string, file":  {map[string]string{fileVariable: file}, byKey, nil},
-		"an account, and its key":  {map[string]string{accountVariable: "account", keyVariable: secretKey}, byKey, nil},
-		"a client and its secret":  {map[string]string{"AZURE_TENANT_ID": "tenant", "AZURE_CLIENT_ID": "client", "AZURE_CLIENT_SECRET": "client-secret"}, byToken, map[string]string{"client_secret": "client-secret", "scope": scope + " openid offline_access profile"}},
-		"workload identity":        {map[string]string{"AZURE_TENANT_ID": "tenant", "AZURE_CLIENT_ID": "client", "AZURE_FEDERATED_TOKEN_FILE": token}, byToken, map[string]string{"client_assertion": "federated-token"}},
-		"managed identity":         {map[string]string{"AZURE_TOKEN_CREDENTIALS": "ManagedIdentityCredential"}, byToken, map[string]string{}}, // which the library keeps for the process
-		"managed identity, by ID":  {map[string]string{"AZURE_TOKEN_CREDENTIALS": "ManagedIdentityCredential", "AZURE_CLIENT_ID": id}, byToken, map[string]string{"metadata": "true", "resource": "https://storage.azure.com", "client_id": id}},
-		"managed identity, chosen": {map[string]string{"AZURE_TOKEN_CREDENTIALS": "prod"}, byToken, map[string]string{}}, // which the library keeps for the process
+		"key":                     {map[string]string{keyVariable: secretKey}, byKey, nil},
+		"key, another name":       {map[string]string{keyVariable2: secretKey}, byKey, nil},
+		"SAS":                     {map[string]string{sasVariable: "?" + secretSAS}, bySAS, nil},
+		"connection string, key":  {map[string]string{connectionVariable: "DefaultEndpointsProtocol=https;AccountName=account;AccountKey=" + secretKey + ";EndpointSuffix=core.windows.net"}, byKey, nil},
+		"connection string, SAS":  {map[string]string{connectionVariable: "BlobEndpoint=https://account.blob.core.windows.net/;SharedAccessSignature=" + secretSAS}, bySAS, nil},
+		"connection string, file": {map[string]string{fileVariable: file}, byKey, nil},
+		"an account, and its key": {map[string]string{accountVariable: "account", keyVariable: secretKey}, byKey, nil},
+		"a client and its secret": {map[string]string{"AZURE_TENANT_ID": "tenant", "AZURE_CLIENT_ID": "client", "AZURE_CLIENT_SECRET": "client-secret"}, byToken, map[string]string{"client_secret": "client-secret", "scope": scope + " openid offline_access profile"}},
+		"workload identity":       {map[string]string{"AZURE_TENANT_ID": "tenant", "AZURE_CLIENT_ID": "client", "AZURE_FEDERATED_TOKEN_FILE": token}, byToken, map[string]string{"client_assertion": "federated-token"}},
+		"managed identity":        {map[string]string{"AZURE_TOKEN_CREDENTIALS": "ManagedIdentityCredential"}, byToken, map[string]string{}}, // which the library keeps for the process
+		"managed identity, by ID": {map[string]string{"AZURE_TOKEN_CREDENTIALS": "ManagedIdentityCredential", "AZURE_CLIENT_ID": id}, byToken, map[string]string{"metadata": "true", "resource": "https://storage.azure.com", "client_id": id}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			noEnvironment(t)
