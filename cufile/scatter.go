@@ -37,6 +37,7 @@ type scattering struct {
 	to     crew.Destination
 	parts  []part
 	rows   []source.Rows  // of parts
+	table  *mapped.Table  // of the rows, where they are many
 	beside chan outcome   // of rows that are moved beside those that the GPU sees; nil: none are
 	room   *[]source.Span // memory of the parts' spans, which is used again; may be nil
 }
@@ -56,8 +57,8 @@ func (s *scattering) memory(n int) []source.Span {
 	return *s.room
 }
 
-// manySpans is from how many on a request's spans are looked at by a goroutine of its own. All requests wait for the thread that launches kernels, so
-// that waking another one pays.
+// manySpans is from how many on a request's spans are looked at, and found, by a goroutine of its own. All requests wait for the thread that launches
+// kernels, so that waking another one pays.
 const manySpans = 1024
 
 // look finds the spans, those that the device may see, and the request's other writes.
@@ -79,7 +80,7 @@ func (s *scattering) look() (err error) {
 
 // launch starts moving the rows that the GPU sees, and others beside them.
 func (s *scattering) launch(ctx context.Context, w *crew.Worker) error {
-	if err := s.r.mapped.MoveRows(w, &s.to, s.rows); err != nil {
+	if err := s.r.mapped.MoveRows(w, &s.to, s.rows, s.table); err != nil {
 		return err
 	}
 	if missing, n := s.missing(nil); n > 0 {
@@ -107,6 +108,9 @@ func (s *scattering) start(ctx context.Context, done func(Result, error)) {
 	case s.many || !s.handed(ctx, s.look, moved):
 		go func() { // likewise
 			err := s.look()
+			if err == nil && s.many {
+				s.table = s.r.mapped.Find(&s.to, s.rows)
+			}
 			if err != nil || !s.many || !s.handed(ctx, nil, moved) {
 				moved(cmp.Or(err, mapped.ErrApart))
 			}

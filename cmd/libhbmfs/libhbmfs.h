@@ -343,6 +343,7 @@ typedef struct hbmfs_packed {
  * begins[d] on (NULL: borders[d]), and one longer than room is cut. The window is count places from first on of a permutation of all documents
  * by so many keys (see hbmfs_starts). Samples come in the order of a permutation by as many further keys. With rounds 0 documents come as
  * they are numbered, and samples as they were begun. Where sequences is more than capacity, no array is written: call again with so much.
+ * With capacity 0 and without arrays the function counts exactly.
  */
 int32_t hbmfs_pack(const int64_t *borders, int64_t borders_count, const int64_t *begins, int64_t first, int64_t count, int64_t room,
 		   const uint64_t *keys, int64_t rounds, hbmfs_packed *packed, hbmfs_failure *why);

@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
@@ -39,6 +40,7 @@ type Mover struct {
 	begun  atomic.Uint64 // tables of places in windows, by their numbers: written from begun on,
 	passed atomic.Uint64 // and all up to this one read by the GPU
 	open   []uint64      // the others; only the thread uses this
+	tables sync.Pool     // of *Table: those that were used
 }
 
 // Options configure a Mover.

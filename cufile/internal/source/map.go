@@ -17,13 +17,13 @@ type Map struct {
 
 	Using sync.Mutex // held by the thread that uses Places
 
-	ends  []int64 // of the runs
 	first []int32 // the run that holds the byte at i << shift
 	shift int
 }
 
-// Place is a run's state on a device's thread.
+// Place is a run's state on a device's thread. It has the run's borders, so that finding a row reads no other memory of the run.
 type Place struct {
+	Begin, End int64          // of the run in the file
 	Base       driver.Pointer // where the device sees the run's first byte, if it sees the whole run
 	Generation uint32         // of the device's registrations that Base is valid in; 0 for none
 	Turn       uint32         // of the Watch that looks at the run's file
@@ -58,15 +58,15 @@ const buckets = 8
 // newMap needs runs that cover a file which has bytes.
 func newMap(runs []Run, backing func(*Run) *Backing) *Map {
 	size := runs[len(runs)-1].End()
-	m := &Map{Runs: runs, Files: make([]*Backing, len(runs)), Places: make([]Place, len(runs)), ends: make([]int64, len(runs)),
+	m := &Map{Runs: runs, Files: make([]*Backing, len(runs)), Places: make([]Place, len(runs)),
 		shift: bits.Len64(uint64(size) / uint64(buckets*len(runs)))}
 	for i := range runs {
-		m.Files[i], m.ends[i] = backing(&runs[i]), runs[i].End()
+		m.Files[i], m.Places[i] = backing(&runs[i]), Place{Begin: runs[i].Logical, End: runs[i].End()}
 	}
 	m.first = make([]int32, (size-1)>>m.shift+2)
 	i := int32(0)
 	for k := range m.first[:len(m.first)-1] {
-		for m.ends[i] <= int64(k)<<m.shift {
+		for m.Places[i].End <= int64(k)<<m.shift {
 			i++
 		}
 		m.first[k] = i
@@ -79,10 +79,10 @@ func newMap(runs []Run, backing func(*Run) *Backing) *Map {
 func (m *Map) Find(offset int64) int {
 	k := offset >> m.shift
 	first, last := int(m.first[k]), int(m.first[k+1])
-	if m.ends[first] > offset {
+	if m.Places[first].End > offset {
 		return first
 	}
-	return first + 1 + sort.Search(last-first-1, func(i int) bool { return m.ends[first+1+i] > offset })
+	return first + 1 + sort.Search(last-first-1, func(i int) bool { return m.Places[first+1+i].End > offset })
 }
 
 // At gives where in its object a run has the file's byte at offset, and how many bytes follow it there.

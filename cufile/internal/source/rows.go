@@ -52,7 +52,10 @@ func (f *Finder) findOf(r *Rows, room int, put func(r *Rows, at driver.Pointer, 
 				break
 			}
 			n = min(n, s.N, f.Most)
-			if s.N = n - n%f.Element; s.N > 0 {
+			if f.Element > 1 {
+				n -= n % f.Element
+			}
+			if s.N = n; s.N > 0 {
 				put(r, at, s)
 				room--
 			} else { // an element lies in two windows
@@ -68,18 +71,19 @@ func (f *Finder) findOf(r *Rows, room int, put func(r *Rows, at driver.Pointer, 
 // find gives where the device sees the byte at offset of a file, and how many follow it there; 0 where it does not.
 func (f *Finder) find(r *Rows, offset int64) (at driver.Pointer, n int64) {
 	i := r.Of.Find(offset)
-	run, place, b := &r.Of.Runs[i], &r.Of.Places[i], r.Of.Files[i]
+	place := &r.Of.Places[i]
 	if place.Turn != f.turn {
-		if !r.Watch.Mark(b) {
+		if !r.Watch.Mark(r.Of.Files[i]) {
 			return 0, 0
 		}
 		place.Turn, place.Generation = f.turn, 0
 	}
 	if place.Generation == f.Generation {
-		return place.Base + driver.Pointer(offset-run.Logical), run.End() - offset
+		return place.Base + driver.Pointer(offset-place.Begin), place.End - offset
 	}
+	run := &r.Of.Runs[i]
 	from, n := run.At(offset)
-	at, before, after := b.See(from, f.Round)
+	at, before, after := r.Of.Files[i].See(from, f.Round)
 	if at != 0 && run.Inside(from-before, before+after) {
 		place.Base, place.Generation = at-driver.Pointer(from-run.Offset), f.Generation
 	}

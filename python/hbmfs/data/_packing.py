@@ -34,8 +34,6 @@ def pack(borders: Ints, begins: Ints, window: range, room: int, shuffle: tuple[i
     as they are numbered, and samples as they were begun. A forked child has no library, and does it here."""
     if library().forked:
         return pack_here(borders, begins, window, room, shuffle)
-    borders, begins = np.ascontiguousarray(borders, np.int64), np.ascontiguousarray(begins, np.int64)
-    rounds = np.empty(0, np.uint64) if shuffle is None else keys(*shuffle)
     many = len(window)
     packed = PackedSamples(sequences=many + 2 * many * int(borders[-1]) // ((len(borders) - 1) * room) + 64)  # mostly enough
     while packed.sequences > packed.capacity:
@@ -43,9 +41,24 @@ def pack(borders: Ints, begins: Ints, window: range, room: int, shuffle: tuple[i
         whole = np.empty(4 * n + 1, np.int64)
         starts, lengths, documents, of_samples = whole[:n], whole[n : 2 * n], whole[2 * n : 3 * n], whole[3 * n :]
         packed.starts, packed.lengths, packed.documents, packed.borders = map(address, (starts, lengths, documents, of_samples))
-        library().ask("pack", address(borders), len(borders), address(begins), window.start, many, room, address(rounds), len(rounds) // 2, packed)
+        _ask(borders, begins, window, room, shuffle, packed)
     n = packed.sequences
     return Packing(starts[:n], Segments(lengths[:n], documents[:n], np.zeros(n, np.bool_)), of_samples[: packed.samples + 1], packed.tokens)
+
+
+def count(borders: Ints, begins: Ints, window: range, room: int, shuffle: tuple[int, int, int] | None) -> int:
+    """The number of samples that pack() fills."""
+    if library().forked:
+        return len(pack_here(borders, begins, window, room, shuffle).borders) - 1
+    packed = PackedSamples()  # without arrays
+    _ask(borders, begins, window, room, shuffle, packed)
+    return int(packed.samples)
+
+
+def _ask(borders: Ints, begins: Ints, window: range, room: int, shuffle: tuple[int, int, int] | None, packed: PackedSamples) -> None:
+    borders, begins = np.ascontiguousarray(borders, np.int64), np.ascontiguousarray(begins, np.int64)
+    rounds = np.empty(0, np.uint64) if shuffle is None else keys(*shuffle)
+    library().ask("pack", address(borders), len(borders), address(begins), window.start, len(window), room, address(rounds), len(rounds) // 2, packed)
 
 
 def pack_here(borders: Ints, begins: Ints, window: range, room: int, shuffle: tuple[int, int, int] | None) -> Packing:

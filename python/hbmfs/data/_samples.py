@@ -63,6 +63,12 @@ class Samples:
         return starts
 
 
+def places_of(firsts: Ints, rows: int) -> Ints:
+    """The places of the samples of batches of so many, given the place of each one's first."""
+    places: Ints = (firsts[:, None] + np.arange(rows)).reshape(-1)
+    return places
+
+
 Seeds = Sequence[int | None]
 """Of each dataset; None: its samples come as they lie."""
 

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 STATE_VERSION = 1
+Found = tuple[Ints, "NDArray[np.int32] | None"]
+"""Of rows: the first token of each, and its dataset; None: the first."""
 NEVER = 1 << 62
 """A position that no run reaches."""
 _DEPTH, _UNDER_WAY = 8, 256 << 20  # batches that keep the link to a GPU busy, in so many bytes of tokens of 8 bytes
@@ -43,7 +45,7 @@ class Stream(Generic[B]):
     """An iterable over batches of samples. A kind of stream defines its samples:
 
     _identity()         what decides the order: a state of another one is refused
-    _batches(positions) begins to plan batches, given the places of their samples in the order of all epochs, and gives a function
+    _batches(firsts, rows) begins to plan batches of so many samples, given the place of each one's first in the order of all epochs, and gives a function
                         that gives what to read for them
     _read()             the datasets
     _tell(window)       tells the mount's daemon of such batches
@@ -106,10 +108,15 @@ class Stream(Generic[B]):
 
     def __len__(self) -> int:
         """The number of steps of one iteration from its begin to its end."""
-        if self.pass_samples is None:
+        samples = self._count()
+        if samples is None:
             raise TypeError(f"an endless {type(self).__name__} has no length: {self._endless}")
-        whole, rest = divmod(self.pass_samples, self._step)
+        whole, rest = divmod(samples, self._step)
         return whole + (rest > 0 and not self.drop_last)
+
+    def _count(self) -> int | None:
+        """Samples of one iteration from its begin to its end, None if it has no end."""
+        return self.pass_samples
 
     @property
     def _endless(self) -> str:
@@ -222,7 +229,7 @@ class Stream(Generic[B]):
 
     # --- iteration --------------------------------------------------------------------------------------------------
 
-    def _batches(self, positions: NDArray[np.int64]) -> Callable[[], list[Batch]]:
+    def _batches(self, firsts: Ints, rows: int) -> Callable[[], list[Batch]]:
         raise NotImplementedError
 
     def _tell(self, window: list[Batch]) -> None:
@@ -231,15 +238,19 @@ class Stream(Generic[B]):
     def _queue(self) -> Queue:
         raise NotImplementedError
 
-    def _of_rows(self, borders: Sequence[Ints] | None, sources: NDArray[np.int32] | None, starts: Ints) -> Callable[[], list[Batch]]:
-        """Begins to plan batches of rows of consecutive tokens, given their first ones and datasets; with borders, of the documents in them."""
-        rows = starts.shape[1]
-        of = itertools.repeat(None) if sources is None else sources
-        each = [Spans(rows, own, its, targets=self.targets and borders is None) for own, its in zip(starts, of, strict=False)]
-        if borders is None:
-            return lambda: [*map(Batch, each)]
-        said = begun(sequences_of, borders, None if sources is None else sources.reshape(-1), starts.reshape(-1), rows, self.seq_len)
-        return lambda: [*map(Batch, each, said())]
+    def _of_rows(self, borders: Sequence[Ints] | None, shape: tuple[int, int], find: Callable[[], Found]) -> Callable[[], list[Batch]]:
+        """Begins to plan so many batches of so many rows of consecutive tokens, which `find` finds; with borders, of the documents in them."""
+
+        def plan() -> list[Batch]:
+            starts, sources = find()
+            of = itertools.repeat(None) if sources is None else sources.reshape(shape)
+            targets = self.targets and borders is None
+            each = [Spans(shape[1], own, its, targets=targets) for own, its in zip(starts.reshape(shape), of, strict=False)]
+            if borders is None:
+                return [*map(Batch, each)]
+            return [*map(Batch, each, sequences_of(borders, sources, starts, shape[1], self.seq_len))]
+
+        return begun(plan)
 
     def _read(self) -> Sequence[Any]:
         """The datasets that are read."""
@@ -361,23 +372,21 @@ class Stream(Generic[B]):
 
     def _windows(self, first: int, stride: int, tell: bool) -> Iterator[Callable[[], list[Batch]]]:
         """Yields the same as lists of batches that are being planned, since computing the order of many costs hardly more than of one: `ahead` of them
-        where the daemon is told, otherwise more and more."""
-        batch = np.arange(self.rank * self.batch_size, (self.rank + 1) * self.batch_size)
-        end, size = None, max(1, self.ahead)
-        most = size if tell else max(size, min(_WINDOW, _WINDOW_SAMPLES // self._step))
+        while the daemon is told, otherwise more and more."""
+        end, least = None, max(1, self.ahead)
+        size, most = least, max(least, min(_WINDOW, _WINDOW_SAMPLES // self._step))
         while end is None:
             steps = size
             end = self._end_by(first + (steps - 1) * stride + self._step)
             if end is not None:
                 steps = min(steps, max(0, (end - self._step - first) // stride + 1))
             if steps:
-                yield self._batches(first + stride * np.arange(steps, dtype=np.int64)[:, None] + batch)
+                yield self._batches(first + self.rank * self.batch_size + stride * np.arange(steps, dtype=np.int64), self.batch_size)
             first += steps * stride
-            size = min(4 * size, most)
+            size = least if tell and not self._all_seen() else min(4 * size, most)
         if first < end and not self.drop_last:
-            rest = end - first
-            mine = np.arange(rest * self.rank // self.world_size, rest * (self.rank + 1) // self.world_size)
-            yield self._batches((first + mine)[None, :])
+            mine, others = ((end - first) * rank // self.world_size for rank in (self.rank, self.rank + 1))
+            yield self._batches(np.array([first + mine]), others - mine)
 
 
 class _Given:

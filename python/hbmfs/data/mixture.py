@@ -28,7 +28,6 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .._lib._arguments import checked
 from ..errors import DeviceError, DtypeError, InvalidError
@@ -37,10 +36,10 @@ from ._blend import sources
 from ._chairman import NEVER, Assignment, lines
 from ._joined import Batch, Beside, Rows
 from ._queue import Queue
-from ._samples import Samples, starts_of_drawn
+from ._samples import Samples, places_of, starts_of_drawn
 from ._segments import borders_of
 from ._stream import _WINDOW_SAMPLES, STATE_VERSION, Stream, at_least
-from ._types import A, B, Dataset
+from ._types import A, B, Dataset, Ints
 from .part import Aligned, part_of
 
 if TYPE_CHECKING:
@@ -234,16 +233,15 @@ class Mixture(Stream[B]):
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
-    def _batches(self, positions: NDArray[np.int64]) -> Callable[[], list[Batch]]:
+    def _batches(self, firsts: Ints, rows: int) -> Callable[[], list[Batch]]:
         self._moved()
-        places = positions.reshape(-1) - self._began
+        places = places_of(firsts - self._began, rows)
         first, end = (int(places[0]), int(places[-1]) + 1) if places.size else (0, 0)
         given = self._assigned.counts(first).tolist()
         drawn = self._assigned.sources(first, end)
         before = [n + self._earlier(source) for source, n in enumerate(given)]
         seeds = self._seeds if self.shuffle else [None] * len(self._seeds)
-        starts, sources = starts_of_drawn(self._samples, seeds, before, drawn, places - first)
-        return self._of_rows(self._borders, sources.reshape(positions.shape), starts.reshape(positions.shape))
+        return self._of_rows(self._borders, (len(firsts), rows), lambda: starts_of_drawn(self._samples, seeds, before, drawn, places - first))
 
     def _read(self) -> Sequence[Any]:
         return self.datasets

@@ -21,13 +21,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, overload
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .._lib._arguments import checked
 from ..errors import InvalidError
 from ._ahead import begun
 from ._joined import Batch, Rows
-from ._packing import Packing, pack
+from ._packing import Packing, count, pack
 from ._queue import Queue
 from ._scatter import Spans
 from ._segments import Packed, Segments, Sequences, borders_of, next_tokens, rows_and_labels
@@ -53,9 +52,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Packed", "PackedStream"]
 
-_PACKED_AHEAD = 2
-"""Windows that are packed beside each other, each by one thread, before their samples are needed. A GPU takes the samples of one in less time than
-that."""
+_PACKED_AHEAD = 4
+"""Windows that are packed beside each other, each by one thread, before their samples are needed. Packing one takes twice as long as a GPU takes for its
+samples."""
 
 
 class _Window:
@@ -95,10 +94,13 @@ class PackedStream(Stream["Packed[A]"], Generic[A]):
     window      documents that are packed together: more of them leave less free, and take longer to begin with
     pad         the token of places that stay free
     The rest is as in TokenStream. A state may be loaded with another rank, world_size and batch_size, and nothing else.
+
+    len(stream) is exact with epochs=. The first call in a pass packs all of its documents, without reading them, which takes
+    about a second for 10 million.
     """
 
     pass_samples = None
-    _endless = "the samples that documents fill are known when they are packed"
+    _endless = "give epochs=1"
 
     @overload
     def __init__(self, dataset: Dataset[A], batch_size: int, seq_len: int, **o: Unpack[Options]) -> None: ...
@@ -146,6 +148,7 @@ class PackedStream(Stream["Packed[A]"], Generic[A]):
             raise InvalidError(f"pad is {pad}, which no {given} is: give a token")
         self._row = self.seq_len
         self._began_with = 0  # the window with which this pass began
+        self._counted: tuple[int, int] | None = None  # such a window, and the samples of its pass
         self._known: deque[_Window] = deque([_Window(0, 0, self._pack(0))])
         self._gone = (0, 0)  # tokens, and samples, of windows that were forgotten
         self._coming: dict[int, Callable[[], Packing]] = {}  # windows that are being packed, by number
@@ -159,13 +162,28 @@ class PackedStream(Stream["Packed[A]"], Generic[A]):
         tokens, samples = (old + sum(n) for old, n in zip(self._gone, zip(*((w.tokens, w.samples) for w in self._known), strict=True), strict=True))
         return float(tokens / (samples * self.seq_len)) if samples else 1.0  # a window may have only documents without tokens
 
+    def _count(self) -> int | None:
+        if self.epochs is None:
+            return None
+        first, windows = self._began_with, self.epochs * self._of_epoch
+        if self._counted is None or self._counted[0] != first:
+            if not self.shuffle:  # all epochs are packed alike
+                windows = self._of_epoch
+            samples = sum(count(*self._documents_of(number)) for number in range(first, first + windows))
+            self._counted = first, samples * (self.epochs * self._of_epoch // windows)
+        return self._counted[1]
+
     # --- windows ----------------------------------------------------------------------------------------------------
+
+    def _documents_of(self, number: int) -> tuple[Ints, Ints, range, int, tuple[int, int, int] | None]:
+        """A window as pack() takes it."""
+        epoch, at = divmod(number, self._of_epoch)
+        places = range(at * self.window, min((at + 1) * self.window, self._documents))
+        return self._borders, self._begins, places, self.seq_len, (self.seed, epoch, -1 - number) if self.shuffle else None
 
     def _pack(self, number: int) -> Packing:
         """A window's documents in samples."""
-        epoch, at = divmod(number, self._of_epoch)
-        places = range(at * self.window, min((at + 1) * self.window, self._documents))
-        return pack(self._borders, self._begins, places, self.seq_len, (self.seed, epoch, -1 - number) if self.shuffle else None)
+        return pack(*self._documents_of(number))
 
     def _come(self, number: int, end: int) -> Callable[[], Packing]:
         """Has a window packed, and those behind it. Gives the object that waits for it."""
@@ -173,18 +191,12 @@ class PackedStream(Stream["Packed[A]"], Generic[A]):
         self._coming = {n: coming.get(n) or begun(self._pack, n) for n in ahead}
         return self._coming[number]
 
-    def _more(self, known: list[_Window], position: int) -> tuple[list[_Window], bool]:
-        """Packs windows behind those that are known until they go up to `position`. Says whether they go to the end of the pass."""
-        windows, end = list(known), NEVER if self.epochs is None else self._began_with + self.epochs * self._of_epoch
-        while (number := windows[-1].number + 1) < end and windows[-1].end < position:
-            windows.append(_Window(number, windows[-1].end, self._come(number, end)()))
-        return windows[len(known) :], number >= end
-
     def _reach(self, position: int) -> bool:
-        """Packs until the windows go up to `position`. Returns whether they go to the end of the pass."""
-        more, ends = self._more(list(self._known), position)
-        self._known.extend(more)
-        return ends
+        """Packs windows until they go up to `position`. Returns whether they go to the end of the pass."""
+        known, end = self._known, NEVER if self.epochs is None else self._began_with + self.epochs * self._of_epoch
+        while (number := known[-1].number + 1) < end and known[-1].end < position:
+            known.append(_Window(number, known[-1].end, self._come(number, end)()))
+        return number >= end
 
     def _end_by(self, position: int) -> int | None:
         if self.epochs is None or not self._reach(position):
@@ -244,34 +256,19 @@ class PackedStream(Stream["Packed[A]"], Generic[A]):
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
-    def _batches(self, positions: NDArray[np.int64]) -> Callable[[], list[Batch]]:
+    def _batches(self, firsts: Ints, rows: int) -> Callable[[], list[Batch]]:
         self._forget()
-        known = list(self._known)
-        planned = begun(self._planned, known, positions)
-
-        def batches() -> list[Batch]:
-            more, made = planned()
-            if self._known[-1] is known[-1]:
-                self._known.extend(more)
-            return made
-
-        return batches
-
-    def _planned(self, known: list[_Window], positions: NDArray[np.int64]) -> tuple[list[_Window], list[Batch]]:
-        """The windows that are packed for samples at these positions, and the batches."""
-        more, _ = self._more(known, int(positions[-1, -1]) + 1 if positions.size else 0)
-        windows, rows = known + more, positions.shape[1]
-        firsts = positions[:, 0] if rows else np.full(len(positions), windows[0].first)
-        made: list[Batch] = []
-        while len(made) < len(positions):
-            first = int(firsts[len(made)])
+        self._reach(int(firsts[-1]) + rows if rows else 0)
+        windows, made = list(self._known), list[Batch]()
+        while len(made) < len(firsts):
+            first = int(firsts[len(made)]) if rows else windows[0].first
             window = next((w for w in windows if w.first <= first and first + rows <= w.end), None)
             if window is None or not rows:
                 made.append(self._batch(windows, first, rows))
             else:
                 of_window = firsts[len(made) : np.searchsorted(firsts, window.end - rows, side="right")]
                 made += window.batches(of_window, rows, self.seq_len, self.pad)
-        return more, made
+        return lambda: made
 
     def _batch(self, windows: list[_Window], first: int, rows: int) -> Batch:
         """The samples from a position on."""

@@ -40,16 +40,15 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .._lib._arguments import checked
 from ..errors import InvalidError
 from ._joined import Batch, Rows
 from ._queue import Queue
-from ._samples import Samples, starts_of_order
+from ._samples import Samples, places_of, starts_of_order
 from ._segments import borders_of
 from ._stream import STATE_VERSION, Stream, at_least
-from ._types import A, B, Dataset
+from ._types import A, B, Dataset, Ints
 from .part import Aligned
 
 if TYPE_CHECKING:
@@ -169,9 +168,10 @@ class TokenStream(Stream[B]):
             **self._samples.identity(),
         }
 
-    def _batches(self, positions: NDArray[np.int64]) -> Callable[[], list[Batch]]:
-        starts = starts_of_order(self._samples, self.seed if self.shuffle else None, positions.reshape(-1))
-        return self._of_rows(None if self._borders is None else [self._borders], None, starts.reshape(positions.shape))
+    def _batches(self, firsts: Ints, rows: int) -> Callable[[], list[Batch]]:
+        seed, places = self.seed if self.shuffle else None, places_of(firsts, rows)
+        borders = None if self._borders is None else [self._borders]
+        return self._of_rows(borders, (len(firsts), rows), lambda: (starts_of_order(self._samples, seed, places), None))
 
     def _read(self) -> Sequence[Any]:
         return [self.dataset]

@@ -17,6 +17,7 @@ from hbmfs.data._segments import of_rows, of_rows_here
 from long import trials
 from numpy_dataset import NumpyDataset
 from test_dataset import streams
+from torch.utils.data import DataLoader
 from waiting import PATIENCE
 
 
@@ -152,6 +153,23 @@ def test_packing_loses_and_repeats_no_token(trial):
             begin, end = ds.documents[number : number + 2]
             assert (first, length) == (begin, end - begin) or (end - begin > seq_len and (length == seq_len or first + length == end))
     assert 0 < stream.fill_rate <= 1
+
+
+@pytest.mark.parametrize("trial", trials(12))
+def test_the_length_is_that_of_the_pass(trial):
+    pick = random.Random(trial)
+    ds, batch_size, world_size = documents(trial, count=pick.choice([1, 60])), pick.randrange(1, 9), pick.choice([1, 3])
+    options = {"window": pick.choice([1, 7, 1000]), "shuffle": trial % 3 != 0, "epochs": pick.choice([1, 2]), "drop_last": trial % 2 == 0}
+    stream = hbmfs.PackedStream(ds, batch_size, 16, seed=trial, rank=0, world_size=world_size, **options)
+    steps = []
+    for _ in range(3):  # passes, each of other epochs
+        steps.append(len(stream))
+        assert sum(1 for _ in stream) == steps[-1]
+    again = hbmfs.PackedStream(ds, batch_size, 16, seed=trial, rank=0, world_size=world_size, **options)
+    loader = DataLoader(again, batch_size=None)
+    assert [len(loader), sum(1 for _ in loader), len(loader)] == [steps[0], steps[0], steps[1]]
+    with pytest.raises(TypeError, match="give epochs=1"):
+        len(hbmfs.PackedStream(ds, batch_size, 16))
 
 
 def test_the_fill_rate():

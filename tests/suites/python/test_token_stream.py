@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+from types import SimpleNamespace
 
 import hbmfs
 import numpy as np
@@ -263,6 +264,20 @@ def test_the_daemon_hears_of_every_batch_in_order_before_it_is_read(ahead):
             assert told >= min(400, begun + 4 * ahead) or told - begun >= 4 * (ahead - 1)
             assert told - begun <= 4 * 2 * ahead
     assert begun == told == 400
+
+
+def test_windows_are_larger_while_the_device_sees_all():
+    ds, file, sizes = numbered(4000, 2), SimpleNamespace(seen=False), []
+    ds._open = lambda: file
+    stream = hbmfs.TokenStream(ds, 4, 2, seed=2, epochs=1, ahead=3)
+    plan = stream._batches
+    stream._batches = lambda firsts, rows: sizes.append(len(firsts)) or plan(firsts, rows)
+    batches, read = iter(stream), []
+    for file.seen, steps, least, most in ((False, 100, 3, 3), (True, 400, 48, 64), (False, 300, 3, 3)):
+        read += [batch[:, 0].tolist() for batch in itertools.islice(batches, steps)]
+        assert least <= sizes[-1] <= most
+    read += [batch[:, 0].tolist() for batch in batches]
+    assert sorted(itertools.chain(*read)) == list(range(4000))
 
 
 @pytest.mark.parametrize(("ahead", "mounted"), [(0, True), (16, False)])

@@ -17,6 +17,9 @@ func packed(t *testing.T, p *Packer, d *Documents, w *Window) *Samples {
 			t.Fatalf("%+v, in room for %d sequences: %v", found, n, err)
 		}
 		if k := found.Sequences; k <= n {
+			if counted, err := p.Pack(d, w, new(Samples)); err != nil || counted != found {
+				t.Fatalf("%+v are counted, and %+v packed: %v", counted, found, err)
+			}
 			return &Samples{to.Starts[:k], to.Lengths[:k], to.Documents[:k], to.Borders[:found.Samples+1]}
 		}
 		n = found.Sequences

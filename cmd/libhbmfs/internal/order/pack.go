@@ -43,12 +43,15 @@ type document struct{ start, number, tokens int64 }
 const mostRoom, mostPieces = 1 << 28, 1 << 28
 
 // Pack packs a window by best-fit. Documents longer than a sample are cut. Where there are more sequences than there is room for, nothing is
-// written, and there may be fewer than Pack says. python/hbmfs/data/_packing.py has the same.
+// written, and there may be fewer than Pack says. Without Borders it only counts. python/hbmfs/data/_packing.py has the same.
 func (p *Packer) Pack(d *Documents, w *Window, to *Samples) (n Counts, err error) {
 	if w.Room < 1 || w.Room > mostRoom || len(d.Borders) < 1 || d.Begins != nil && len(d.Begins) < len(d.Borders)-1 {
 		return n, fmt.Errorf("%d borders, and %d places, are no documents for samples of %d tokens", len(d.Borders), len(d.Begins), w.Room)
 	}
 	most := int64(min(len(to.Starts), mostPieces))
+	if to.Borders == nil {
+		most = mostPieces
+	}
 	pieces, tokens, err := p.cut(d, w, most)
 	switch {
 	case err != nil:
@@ -65,7 +68,7 @@ func (p *Packer) Pack(d *Documents, w *Window, to *Samples) (n Counts, err error
 			n.Sequences++
 		}
 	}
-	if n.Sequences <= most && len(to.Borders) > 0 {
+	if n.Sequences <= most && to.Borders != nil {
 		p.fill(w, to)
 	}
 	return n, nil

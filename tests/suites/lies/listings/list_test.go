@@ -85,7 +85,7 @@ func listings() map[string]listLie {
 			prefix := x.R.URL.Query().Get("prefix")
 			page(below(prefix+"a/", prefix+"b/", prefix+"c/"), "")(x)
 		}), says: "--max-listing", flags: []string{"--max-listing=100KiB"}},
-		"keys of elsewhere":     {tell: always(isList, func(x *liar.Exchange) { page(below("a/")+liar.Entry("b/x", 1), "")(x) }), says: `was asked for keys that begin with "a/"`},
+		"keys of elsewhere":     {tell: always(isList, func(x *liar.Exchange) { page(below("a/")+liar.Entry("b/x", 1), "")(x) }), says: `was asked for names that begin with "a/"`},
 		"a key too long":        {tell: always(isList, page(liar.Entry(strings.Repeat("k", 2000), 1), "")), says: "at most 1024"},
 		"a version too long":    {tell: always(isList, page(strings.Replace(shard, "<ETag>", "<ETag>"+strings.Repeat("v", 2000), 1), "")), says: "version"},
 		"a web page":            {tell: always(isList, func(x *liar.Exchange) { x.Text(http.StatusOK, "<!DOCTYPE html><html><body/></html>") }), says: "S3 server"},
