@@ -31,6 +31,7 @@ PEERS   = $(CACHE)/venv-peers
 S3      = $(CACHE)/s3server
 GCS     = $(CACHE)/gcsserver
 OCI     = $(CACHE)/oci-clients
+AZURITE = $(CACHE)/azurite/azurite-blob
 SANITY  = $(CACHE)/csi-sanity
 K8SCHECK = $(CACHE)/k8scheck
 NFPM    = $(CACHE)/nfpm
@@ -88,7 +89,7 @@ LINKED = $(if $(CI),,--linked=$(CACHE)/linked)
 BUILT = $(MAKE) --no-print-directory -j2 test-programs
 
 test: go ## Run every check but lint: vet, gofmt, Go tests with the race detector, real servers
-	@tools/need.sh fuse $(if $(filter 1,$(RACE)),cc) $(if $(filter 1,$(READERS)),python) $(if $(filter 1,$(SERVERS)),nginx strace) $(if $(filter 1,$(DEPLOY)),rpm)
+	@tools/need.sh fuse $(if $(filter 1,$(RACE)),cc) $(if $(filter 1,$(READERS)),python) $(if $(filter 1,$(SERVERS)),nginx strace python) $(if $(filter 1,$(DEPLOY)),rpm)
 	@unformatted=$$("$$($(GO) env GOROOT)/bin/gofmt" -l .); \
 	  if [ -n "$$unformatted" ]; then echo "not gofmt'ed:"; echo "$$unformatted"; exit 1; fi
 	@$(if $(filter 1,$(READERS)),tests/venv.sh $(VENV),true) & venv=$$!; $(BUILT); built=$$?; wait $$venv && exit $$built
@@ -97,6 +98,7 @@ test: go ## Run every check but lint: vet, gofmt, Go tests with the race detecto
 	  HBMFS_LIBRARY=$(if $(filter 1,$(READERS)),$(abspath bin/libhbmfs.so)) GORACE="$(or $(GORACE),atexit_sleep_ms=100)" \
 	  PYTHONPYCACHEPREFIX=$(abspath $(CACHE)/bytecode) HBMFS_VERSION=$(VERSION) HBMFS_S3SERVER=$(if $(filter 1,$(SERVERS)),$(abspath $(S3))) \
 	  HBMFS_GCSSERVER=$(if $(filter 1,$(SERVERS)),$(abspath $(GCS))) HBMFS_OCI_CLIENTS=$(if $(filter 1,$(SERVERS)),$(abspath $(OCI))) \
+	  HBMFS_AZURITE=$(if $(filter 1,$(SERVERS)),$(abspath $(AZURITE))) \
 	  HBMFS_CSI=$(abspath bin/hbmfs-csi) HBMFS_CSI_SANITY=$(if $(filter 1,$(SERVERS)),$(abspath $(SANITY))) \
 	  HBMFS_K8SCHECK=$(if $(filter 1,$(DEPLOY)),$(abspath $(K8SCHECK))) HBMFS_PACKAGES=$(if $(filter 1,$(DEPLOY)),$(abspath $(PACKAGES))) \
 	  HBMFS_IMAGE=$(if $(filter 1,$(DEPLOY)),$(abspath bin/image.tar)) \
@@ -109,7 +111,7 @@ testreport: go
 
 # The packages of a release are compressed as far as can be, which takes ten seconds for each.
 test-programs: LEVEL = 1
-test-programs: build testreport $(if $(filter 1,$(READERS)),lib) $(if $(filter 1,$(SERVERS)),$(S3) $(GCS) $(OCI) $(SANITY)) $(if $(filter 1,$(DEPLOY)),$(K8SCHECK) packages image)
+test-programs: build testreport $(if $(filter 1,$(READERS)),lib) $(if $(filter 1,$(SERVERS)),$(S3) $(GCS) $(OCI) $(AZURITE) $(SANITY)) $(if $(filter 1,$(DEPLOY)),$(K8SCHECK) packages image)
 	@mkdir -p $(CACHE)/race
 	$(if $(filter 1,$(RACE)),$(GO) build -race -buildvcs=false -ldflags '-s -w' -o $(CACHE)/race/ ./cmd/hbmfs ./cmd/hbmfs-csi)
 
@@ -171,6 +173,12 @@ $(OCI): tests/suites/oci/clients/go.mod tests/suites/oci/clients/go.sum | go
 	tools/retry.sh $(GO) -C tests/suites/oci/clients mod download
 	CGO_ENABLED=0 $(GO) -C tests/suites/oci/clients build -trimpath -buildvcs=false -ldflags '-s -w' -o $(abspath $@)/ tool
 	@touch $@
+
+# Azurite comes by npm, as package-lock.json pins it.
+$(AZURITE): $(wildcard tests/suites/azure/azurite/*)
+	@echo "installing an Azure Blob Storage for the tests, once (a minute or two)"
+	tests/suites/azure/azurite/install.sh $(dir $(AZURITE))
+	@touch $(AZURITE)
 
 # So are what knows Kubernetes and Helm, and what makes packages.
 $(K8SCHECK): $(wildcard tests/cluster/deploy/k8scheck/*) | go

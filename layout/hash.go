@@ -1,6 +1,7 @@
 package layout
 
 import (
+	"crypto/md5"
 	"crypto/sha1"
 	"crypto/sha256"
 	"encoding/hex"
@@ -14,6 +15,7 @@ import (
 const (
 	SHA256Version = "sha256:" // of the bytes
 	CRC32CVersion = "crc32c:" // of the bytes; a space and more of the version may follow
+	MD5Version    = "md5:"    // of the bytes; a space and more of the version may follow
 	GitVersion    = "git:"    // SHA-1 of the bytes as a blob of Git
 )
 
@@ -24,6 +26,8 @@ func VersionHash(version string, size int64) hash.Hash {
 		return sha256.New()
 	case strings.HasPrefix(version, CRC32CVersion):
 		return crc32.New(crc32.MakeTable(crc32.Castagnoli))
+	case strings.HasPrefix(version, MD5Version):
+		return md5.New()
 	case strings.HasPrefix(version, GitVersion):
 		h := sha1.New()
 		fmt.Fprintf(h, "blob %d\x00", size)

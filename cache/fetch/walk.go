@@ -88,3 +88,26 @@ func (p *Pages) Ask(token string) error {
 	}
 	return nil
 }
+
+// Pages gets the pages of a listing, each of which names the next one by a token. page gives the number of its entries. An attempt goes
+// on where the last one broke off.
+func (c *Client) Pages(ctx context.Context, page func(ctx context.Context, token string) (entries int, next string, err error)) error {
+	run, token, more := NewPages(), "", true
+	return c.Retry(ctx, func(ctx context.Context, alive func()) error {
+		for more {
+			entries, next, err := page(ctx, token)
+			if err != nil {
+				return err
+			}
+			if err := run.Ask(token); err != nil {
+				return err
+			}
+			if entries > 0 {
+				run.Found()
+			}
+			alive()
+			token, more = next, next != ""
+		}
+		return nil
+	})
+}

@@ -1,7 +1,6 @@
 package gsorigin
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -15,70 +14,8 @@ import (
 	"time"
 
 	"github.com/hbmfs/hbmfs/cache/fetch"
+	"github.com/hbmfs/hbmfs/cache/tokens"
 )
-
-// witness stands between the transport and the libraries that ask for tokens, which put whole answers into their errors. It
-// keeps why the last request failed, in words that show no secret.
-type witness struct {
-	http.RoundTripper
-	failed error
-}
-
-func (w *witness) client() *http.Client {
-	return &http.Client{Transport: w, Timeout: answerWithin, CheckRedirect: stay}
-}
-
-// stay has a client not follow redirects: a request with a secret is for the server that it names.
-func stay(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-
-// RoundTrip implements [http.RoundTripper].
-func (w *witness) RoundTrip(q *http.Request) (*http.Response, error) {
-	w.failed = nil
-	res, err := w.RoundTripper.RoundTrip(q)
-	if err != nil {
-		w.failed = fmt.Errorf("%s gives no token: %w", q.URL.Host, err)
-		return nil, err
-	}
-	text, err := io.ReadAll(io.LimitReader(res.Body, mostAnswer+1))
-	_ = res.Body.Close() // it is read
-	res.Body = io.NopCloser(bytes.NewReader(text))
-	switch {
-	case err != nil:
-		w.failed = fmt.Errorf("%s gives no token: %w", q.URL.Host, err)
-	case len(text) > mostAnswer:
-		w.failed = fmt.Errorf("%w: %s answers with more bytes than any token has", fs.ErrInvalid, q.URL.Host)
-	case res.StatusCode/100 != 2:
-		w.failed = refusal(q.URL.Host, res, text)
-	}
-	if w.failed != nil {
-		return nil, w.failed
-	}
-	return res, nil
-}
-
-// refusal is the error of an answer that is no token, as RFC 6749 (5.2) and Google's API write it.
-func refusal(host string, res *http.Response, text []byte) error {
-	var said struct {
-		Error       json.RawMessage `json:"error"`
-		Description string          `json:"error_description"`
-	}
-	var of struct {
-		Status  string `json:"status"`
-		Message string `json:"message"`
-	}
-	code := ""
-	if json.Unmarshal(text, &said) == nil && json.Unmarshal(said.Error, &code) != nil && json.Unmarshal(said.Error, &of) == nil {
-		code, said.Description = of.Status, of.Message
-	}
-	why := fmt.Sprintf("%s answers %d %s", host, res.StatusCode, http.StatusText(res.StatusCode))
-	if code != "" {
-		why += fmt.Sprintf(" (%.60s: %s)", fetch.Said(code), fetch.Said(said.Description))
-	}
-	if fetch.Lasting(res.StatusCode) {
-		return fmt.Errorf("%w: %s: %s", fs.ErrPermission, why, remedy(code))
-	}
-	return fetch.RetryAfter(res.Header, errors.New(why))
-}
 
 // remedy says what helps against a refusal.
 func remedy(code string) string {
@@ -103,8 +40,8 @@ const probe = time.Second
 
 // ofMachine asks the metadata server for a token of the machine, or of the pod where GKE has workload identity. Where there is no such
 // server requests carry no token.
-func (t *tokens) ofMachine(ctx context.Context) (*token, error) {
-	host, patience := os.Getenv(metadataVariable), answerWithin
+func (t *asker) ofMachine(ctx context.Context) (*tokens.Token, error) {
+	host, patience := os.Getenv(metadataVariable), tokens.AnswerWithin
 	if host == "" {
 		host = metadataHost
 		if name, err := os.ReadFile("/sys/class/dmi/id/product_name"); err != nil || !strings.HasPrefix(string(name), "Google") {
@@ -116,30 +53,30 @@ func (t *tokens) ofMachine(ctx context.Context) (*token, error) {
 	address := url.URL{Scheme: "http", Host: host, Path: "/computeMetadata/v1/instance/service-accounts/default/token"}
 	q, err := http.NewRequestWithContext(asking, http.MethodGet, address.String(), nil)
 	if err != nil {
-		return nil, noCredentialsf("%s=%q is no HOST or HOST:PORT", metadataVariable, host)
+		return nil, tokens.NoCredentialsf("%s=%q is no HOST or HOST:PORT", metadataVariable, host)
 	}
 	q.Header.Set(flavor, "Google")
 	res, err := t.direct.RoundTrip(q)
-	sure := patience == answerWithin
+	sure := patience == tokens.AnswerWithin
 	switch {
 	case ctx.Err() != nil:
 		return nil, context.Cause(ctx)
 	case errors.Is(err, fs.ErrPermission):
-		return t.without("the metadata server may not be asked here: %v", err)
+		return without("the metadata server may not be asked here: %v", err)
 	case err != nil && sure:
 		return nil, fmt.Errorf("the metadata server %s gives no token: %w", host, err)
 	case err != nil:
-		return t.without("no metadata server of Google answers")
+		return without("no metadata server of Google answers")
 	}
-	text, err := io.ReadAll(io.LimitReader(res.Body, mostAnswer))
+	text, err := io.ReadAll(io.LimitReader(res.Body, tokens.MostAnswer))
 	_ = res.Body.Close() // it is read
 	switch {
 	case res.Header.Get(flavor) != "Google":
-		return t.without("the metadata server is not Google's")
+		return without("the metadata server is not Google's")
 	case err != nil:
 		return nil, fmt.Errorf("the metadata server %s gives no token: %w", host, err)
 	case res.StatusCode == http.StatusNotFound:
-		return t.without("this machine has no service account, as its metadata server says")
+		return without("this machine has no service account, as its metadata server says")
 	case res.StatusCode != http.StatusOK:
 		return nil, fetch.RetryAfter(res.Header, fmt.Errorf("the metadata server %s answers %d %s", host, res.StatusCode, http.StatusText(res.StatusCode)))
 	}
@@ -150,13 +87,10 @@ func (t *tokens) ofMachine(ctx context.Context) (*token, error) {
 	if json.Unmarshal(text, &given) != nil || given.Seconds <= 0 || given.Seconds > 1<<31 {
 		return nil, fmt.Errorf("the metadata server %s gives a token that cannot be read", host)
 	}
-	return newToken(given.Token, "the metadata server "+host, time.Now().Add(time.Duration(given.Seconds)*time.Second))
+	return tokens.New(given.Token, "the metadata server "+host, time.Now().Add(time.Duration(given.Seconds)*time.Second))
 }
 
 // without is the token of requests that have none, and why.
-func (t *tokens) without(format string, args ...any) (*token, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.none = fmt.Sprintf("no credentials were found: %s is not set, gcloud has none, and ", variable) + fmt.Sprintf(format, args...)
-	return &token{}, nil
+func without(format string, args ...any) (*tokens.Token, error) {
+	return tokens.Without("no credentials were found: %s is not set, gcloud has none, and %s", variable, fmt.Sprintf(format, args...)), nil
 }

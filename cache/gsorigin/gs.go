@@ -22,6 +22,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/cache/fetch"
+	"github.com/hbmfs/hbmfs/cache/tokens"
 	"github.com/hbmfs/hbmfs/internal/observe/trace"
 	"github.com/hbmfs/hbmfs/layout"
 )
@@ -32,7 +33,7 @@ type Bucket struct {
 
 	source Source
 	client *http.Client
-	tokens *tokens
+	tokens *tokens.Keeper
 	idle   []interface{ CloseIdleConnections() }
 }
 
@@ -55,12 +56,13 @@ func Open(s Source, opt fetch.Options) (*Bucket, error) {
 	direct := transport.Clone()
 	direct.Proxy = nil
 	guarded, machine := opt.Guard.Transport(transport), opt.Guard.Transport(direct)
-	o.client = &http.Client{Transport: trace.Transport(guarded), CheckRedirect: stay}
+	o.client = &http.Client{Transport: trace.Transport(guarded), CheckRedirect: tokens.Stay}
 	for _, t := range []http.RoundTripper{guarded, machine} {
 		o.idle = append(o.idle, t.(interface{ CloseIdleConnections() }))
 	}
-	o.tokens = newTokens(s.Anonymous || exposed(s.Endpoint), guarded, machine)
-	if !o.tokens.anonymous {
+	o.tokens = tokens.Keep(nil)
+	if !s.Anonymous && !exposed(s.Endpoint) {
+		o.tokens = tokens.Keep((&asker{client: guarded, direct: machine}).fresh)
 		if _, err := findFile(); err != nil {
 			return nil, fmt.Errorf("open %s: %w", s, err)
 		}
@@ -143,12 +145,12 @@ func (o *Bucket) do(ctx context.Context, endpoint, name string, query url.Values
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", fs.ErrInvalid, err)
 	}
-	k, err := o.tokens.get(ctx)
+	k, err := o.tokens.Get(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if k.text != "" {
-		q.Header.Set("Authorization", "Bearer "+k.text)
+	if k.Text != "" {
+		q.Header.Set("Authorization", "Bearer "+k.Text)
 	}
 	for i := 0; i < len(headers); i += 2 {
 		q.Header.Set(headers[i], headers[i+1])
@@ -158,7 +160,7 @@ func (o *Bucket) do(ctx context.Context, endpoint, name string, query url.Values
 		return nil, err
 	}
 	if res.StatusCode == http.StatusOK || res.StatusCode == http.StatusPartialContent {
-		o.tokens.taken(k)
+		o.tokens.Taken(k)
 		return &fetch.Answer{Response: res}, nil
 	}
 	defer func() { _ = res.Body.Close() }() // it is not what was asked for
@@ -198,13 +200,13 @@ func said(res *http.Response, secret string) (text, reason string) {
 const mostError = 64 << 10
 
 // explain gives an answer its class: final or worth another attempt.
-func (o *Bucket) explain(k *token, res *http.Response) error {
-	text, reason := said(res, k.text)
+func (o *Bucket) explain(k *tokens.Token, res *http.Response) error {
+	text, reason := said(res, k.Text)
 	switch code := res.StatusCode; {
-	case code == http.StatusUnauthorized && o.tokens.refused(k):
+	case code == http.StatusUnauthorized && o.tokens.Refused(k):
 		return fmt.Errorf("the credentials have ended or were replaced (%s)", text)
 	case code == http.StatusUnauthorized, code == http.StatusForbidden && reason != "rateLimitExceeded" && reason != "userRateLimitExceeded":
-		return fmt.Errorf("%w by the server (%s): %s", fs.ErrPermission, text, o.permissions(k))
+		return fmt.Errorf("%w by the server (%s): %s", fs.ErrPermission, text, permissions(k))
 	case code == http.StatusNotFound && strings.Contains(text, "bucket does not exist"):
 		return fmt.Errorf("bucket %q (%s): %w", o.source.Bucket, text, errNoBucket)
 	case code == http.StatusNotFound, code == http.StatusGone:
@@ -224,10 +226,10 @@ func (o *Bucket) explain(k *token, res *http.Response) error {
 }
 
 // permissions says what helps a request that was refused.
-func (o *Bucket) permissions(k *token) string {
+func permissions(k *tokens.Token) string {
 	const wants = "roles/storage.objectViewer (storage.objects.get and storage.objects.list)"
-	if k.text != "" {
-		return fmt.Sprintf("give the identity of %s the role %s on the bucket", k.from, wants)
+	if k.Text != "" {
+		return fmt.Sprintf("give the identity of %s the role %s on the bucket", k.From, wants)
 	}
-	return o.tokens.why() + ": run gcloud auth application-default login, or name a file of credentials by " + variable + "; the identity needs " + wants
+	return k.None + ": run gcloud auth application-default login, or name a file of credentials by " + variable + "; the identity needs " + wants
 }

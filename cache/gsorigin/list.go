@@ -118,30 +118,19 @@ type walk struct {
 	listing *fetch.Listing
 }
 
-// dir lists one directory: its objects and the directories in it. An attempt goes on where the last one broke off.
+// dir lists one directory: its objects and the directories in it.
 func (w *walk) dir(ctx context.Context, prefix string) (objects []*layout.Object, below []string, err error) {
-	run, next, more := fetch.NewPages(), "", true
-	err = w.origin.Retry(ctx, func(ctx context.Context, alive func()) error {
-		for more {
-			p, err := w.page(ctx, prefix, next)
-			if err != nil {
-				return err
-			}
-			if err := run.Ask(next); err != nil {
-				return err
-			}
-			found, dirs, err := w.take(prefix, p)
-			if err != nil {
-				return err
-			}
-			if len(found)+len(dirs) > 0 {
-				run.Found()
-			}
-			objects, below = append(objects, found...), append(below, dirs...)
-			alive()
-			next, more = p.Next, p.Next != ""
+	err = w.origin.Pages(ctx, func(ctx context.Context, token string) (int, string, error) {
+		p, err := w.page(ctx, prefix, token)
+		if err != nil {
+			return 0, "", err
 		}
-		return nil
+		found, dirs, err := w.take(prefix, p)
+		if err != nil {
+			return 0, "", err
+		}
+		objects, below = append(objects, found...), append(below, dirs...)
+		return len(found) + len(dirs), p.Next, nil
 	})
 	return objects, below, err
 }

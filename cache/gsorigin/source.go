@@ -136,7 +136,7 @@ func (o *Bucket) Through(endpoint string) (fetch.Getter, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cache: %w", err)
 	}
-	if exposed(url) && !o.tokens.anonymous {
+	if exposed(url) && !o.tokens.Anonymous() {
 		return nil, fmt.Errorf("cache %q: tokens of Google would be readable on their way: use https://, or anonymous=true where the bucket is public", endpoint)
 	}
 	return &through{o, url}, nil

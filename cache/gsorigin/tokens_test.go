@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/hbmfs/hbmfs/cache/fetch"
+	"github.com/hbmfs/hbmfs/cache/tokens"
 )
 
 // giver stands for what gives out tokens: Google's OAuth server, the token service of workload identity federation, the service that
@@ -188,12 +189,12 @@ func TestKindsOfCredentials(t *testing.T) {
 	}
 }
 
-// TestCredentialsEndAndRenew has tokens end while readers read: by their time, and because the server no longer takes them.
+// TestCredentialsEndAndRenew has tokens end while readers read: the origin drops one, and the server no longer takes them.
 func TestCredentialsEndAndRenew(t *testing.T) {
 	noEnvironment(t)
 	g := newGiver(t)
 	for kind, file := range g.kinds(t) {
-		for _, how := range []string{"by time", "taken back"} {
+		for _, how := range []string{"dropped", "taken back"} {
 			t.Run(kind+" "+how, func(t *testing.T) {
 				use(t, file)
 				g.lasts = 3600
@@ -207,10 +208,12 @@ func TestCredentialsEndAndRenew(t *testing.T) {
 					t.Fatal(err)
 				}
 				before := g.asked.Load()
-				if how == "by time" {
-					o.tokens.mu.Lock()
-					o.tokens.now.renew, o.tokens.now.end = time.Now(), time.Now()
-					o.tokens.mu.Unlock()
+				if how == "dropped" {
+					k, err := o.tokens.Get(t.Context())
+					if err != nil {
+						t.Fatal(err)
+					}
+					o.tokens.Refused(k)
 				} else {
 					g.mu.Lock()
 					g.given = append(g.given, "another")
@@ -397,10 +400,7 @@ func TestNoCredentials(t *testing.T) {
 	}
 	t.Setenv(metadataVariable, "")
 	o := openAt(t, s.URL, "", fetch.Options{})
-	if _, err := o.tokens.without("no metadata server of Google answers"); err != nil {
-		t.Fatal(err)
-	}
-	o.tokens.now = &token{}
+	o.tokens = tokens.Keep(func(context.Context) (*tokens.Token, error) { return without("no metadata server of Google answers") })
 	_, err = o.List(t.Context())
 	t.Log(err)
 	if !errors.Is(err, fs.ErrPermission) || !strings.Contains(err.Error(), "gcloud auth application-default login") {
@@ -462,7 +462,7 @@ func TestRenewingWaitsUnderContexts(t *testing.T) {
 	done := make(chan error)
 	for range 3 {
 		go func() {
-			_, err := o.tokens.get(ctx)
+			_, err := o.tokens.Get(ctx)
 			done <- err
 		}()
 	}

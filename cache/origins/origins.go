@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/hbmfs/hbmfs/cache/azorigin"
 	"github.com/hbmfs/hbmfs/cache/fetch"
 	"github.com/hbmfs/hbmfs/cache/gsorigin"
 	"github.com/hbmfs/hbmfs/cache/hforigin"
@@ -42,7 +43,7 @@ type Options struct {
 
 // openers are the schemes' ways to open an address. caches are the URLs that the address itself names to be asked before the origin.
 func openers() map[string]func(source string, opt Options) (o Origin, caches []string, err error) {
-	return map[string]func(string, Options) (Origin, []string, error){"s3": openS3, "gs": openGS, "hf": openHub, "oci": openOCI, "http": openHTTP}
+	return map[string]func(string, Options) (Origin, []string, error){"s3": openS3, "gs": openGS, "az": openAzure, "hf": openHub, "oci": openOCI, "http": openHTTP}
 }
 
 // Open opens the origin that an address names. A mistake in the address is a [cli.Mistake].
@@ -88,6 +89,18 @@ func openGS(source string, opt Options) (Origin, []string, error) {
 		return nil, nil, cli.Mistake{Err: err}
 	}
 	o, err := gsorigin.Open(s, opt.Options)
+	if err != nil {
+		return nil, nil, err
+	}
+	return o, nil, nil
+}
+
+func openAzure(source string, opt Options) (Origin, []string, error) {
+	s, err := azorigin.Parse(source)
+	if err != nil {
+		return nil, nil, cli.Mistake{Err: err}
+	}
+	o, err := azorigin.Open(s, opt.Options)
 	if err != nil {
 		return nil, nil, err
 	}

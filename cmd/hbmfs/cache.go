@@ -133,8 +133,8 @@ func newCacheVerifyCommand() *cobra.Command {
 		Long: `Read all of the cache DIR and compare it with the checksums that were made as the bytes came. The exit code is 3 when a
 segment is damaged, also if --remove took it out: a mount fetches it again when it is read.
 
-Files of hf://, gs:// and oci:// that are here as a whole are also compared with the hashes of their source. These are
-SHA-256, or CRC-32C of gs://.`,
+Files of hf://, gs://, az:// and oci:// that are here as a whole are also compared with the hashes of their source. These are
+SHA-256, CRC-32C or MD5.`,
 		Example: "  hbmfs cache verify /nvme/hbmfs\n  hbmfs cache verify --remove --json /nvme/hbmfs",
 	}, func(ctx context.Context, s *store.Store) error {
 		found, err := cachedir.Verify(ctx, c.dir, s, remove, c.bar)

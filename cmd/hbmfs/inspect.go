@@ -39,7 +39,7 @@ func newInspectCommand() *cobra.Command {
 List sets of shards, views, and every problem found. The exit code is 3 when there are problems.
 
 With --verify the bytes themselves are compared with the checksums of ` + layout.ManifestName + `, which hbmfs pack writes.
-Without one, files of hf://, gs:// and oci:// are compared with the hashes of their source: SHA-256, Git's of small files, or CRC-32C of gs://.
+Without one, files of hf://, gs://, az:// and oci:// are compared with the hashes of their source: SHA-256, Git's of small files, CRC-32C or MD5.
 
 A set is read by a loader as one stream: the shards of one directory, format, split and element type. ALIGN is the largest power
 of two that divides every place where tokens begin: 4096 and more suit direct I/O.

@@ -282,7 +282,7 @@ func (v *nodeVolume) rights(s volume.Spec) []string {
 // environment is the host's own, without variables that could lend a daemon rights that its volume does not have.
 func environment(all []string) []string {
 	harmless := []string{"AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_CA_BUNDLE", "HF_ENDPOINT"}
-	lends := regexp.MustCompile(`^(AWS|MINIO|HF|HUGGING_FACE|TRANSFORMERS|GOOGLE|CLOUDSDK|GCE|DOCKER|REGISTRY_AUTH)_|^XDG_(CACHE_HOME|CONFIG_HOME|RUNTIME_DIR)$`)
+	lends := regexp.MustCompile(`^(AWS|MINIO|HF|HUGGING_FACE|TRANSFORMERS|GOOGLE|CLOUDSDK|GCE|AZURE|IDENTITY|IMDS|MSI|DOCKER|REGISTRY_AUTH)_|^XDG_(CACHE_HOME|CONFIG_HOME|RUNTIME_DIR)$`)
 	return slices.DeleteFunc(slices.Clone(all), func(e string) bool {
 		name, _, _ := strings.Cut(e, "=")
 		return name == ready.Env || name == "HOME" || name == "NOTIFY_SOCKET" || // which is the host's

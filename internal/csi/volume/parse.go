@@ -236,6 +236,8 @@ func checkAddress(attribute, source, want string) error {
 	switch {
 	case u.Host == "" || scheme.Names == nil:
 		return invalid("volume attribute %s=%q: %s", attribute, u.Redacted(), want)
+	case u.User != nil && scheme.Names[0] == "az": // a container, as Hadoop writes it, or a secret
+		return invalid("volume attribute %s has a name before @: want %s", attribute, scheme.Form)
 	case u.User != nil:
 		return invalid("volume attribute %s has credentials in it, where everybody sees them: put them into a secret", attribute)
 	case scheme.Options == nil && u.RawQuery != "":

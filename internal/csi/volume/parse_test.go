@@ -82,6 +82,14 @@ func TestPullSecrets(t *testing.T) {
 	}
 }
 
+func TestConnectionStringOfAzure(t *testing.T) {
+	const text = "AccountName=account;AccountKey=aHVudGVyMg=="
+	w, err := Parse(Request{Attributes: attributes("az://account/container"), Secrets: map[string]string{"AZURE_STORAGE_CONNECTION_STRING": text}})
+	if err != nil || w.Auth != AuthSecret || string(w.Credentials) != text+"\n" || strings.Contains(fmt.Sprintf("%+v", w.Spec), "aHVudGVyMg") {
+		t.Errorf("%+v, %v", w, err)
+	}
+}
+
 func TestParseRefuses(t *testing.T) {
 	role, pool := "arn:aws:iam::1:role/r", "//iam.googleapis.com/projects/1/locations/global/workloadIdentityPools/p/providers/q"
 	for name, c := range map[string]struct {
@@ -157,6 +165,11 @@ func TestParseRefuses(t *testing.T) {
 		"oci, no JSON":           {Request{Attributes: attributes("oci://r.io/m:v1"), Secrets: map[string]string{".dockerconfigjson": "hunter2"}}, ".dockerconfigjson auths"},
 		"gs, no JSON":            {Request{Attributes: attributes("gs://bucket"), Secrets: map[string]string{"credentials.json": "hunter2"}}, "credentials.json service_account"},
 		"gs, key of S3":          {Request{Attributes: attributes("gs://bucket"), Secrets: keys("a", "hunter2")}, "AWS_ACCESS_KEY_ID credentials.json"},
+		"az, no string":          {Request{Attributes: attributes("az://account/c"), Secrets: map[string]string{"AZURE_STORAGE_CONNECTION_STRING": "hunter2"}}, "AZURE_STORAGE_CONNECTION_STRING AccountKey SharedAccessSignature"},
+		"az, two lines":          {Request{Attributes: attributes("az://account/c"), Secrets: map[string]string{"AZURE_STORAGE_CONNECTION_STRING": "AccountKey=a\nhunter2"}}, "AZURE_STORAGE_CONNECTION_STRING white"},
+		"az, key of S3":          {Request{Attributes: attributes("az://account/c"), Secrets: keys("a", "hunter2")}, "AWS_ACCESS_KEY_ID AZURE_STORAGE_CONNECTION_STRING"},
+		"az, signed":             {Request{Attributes: attributes("az://account/c?sig=hunter2")}, "sig endpoint"},
+		"az, as Hadoop has it":   {Request{Attributes: attributes("abfs://hunter2@account.dfs.core.windows.net")}, "source az://ACCOUNT/CONTAINER/PREFIX"},
 		"hub, token in it":       {Request{Attributes: attributes("hf://hunter2@org/name")}, "source secret"},
 		"backquote in a secret":  {Request{Attributes: attributes("s3://b"), Secrets: keys("a", "hunter2`")}, "AWS_SECRET_ACCESS_KEY backquote"},
 	} {
@@ -245,6 +258,7 @@ func TestAddress(t *testing.T) {
 		{"hf://datasets/o/n?endpoint=http://h", AuthAnonymous, "hf://datasets/o/n?endpoint=http://h&anonymous=true"},
 		{"hf://o/n@v1", AuthSecret, "hf://o/n@v1"},
 		{"gs://b/p", AuthAnonymous, "gs://b/p?anonymous=true"},
+		{"az://account/c/p", AuthAnonymous, "az://account/c/p?anonymous=true"},
 		{"https://h/p/", AuthAnonymous, "https://h/p/"},
 		{"/d", AuthAnonymous, "/d"},
 	} {

@@ -42,6 +42,12 @@ func Schemes() []Scheme {
 			Role: "workloadIdentityProvider",
 		},
 		{
+			Names: []string{"az", "abfs", "abfss"}, Form: "az://ACCOUNT/CONTAINER/PREFIX",
+			Help:    "credentials are found where Azure's tools find them: AZURE_STORAGE_KEY, AZURE_STORAGE_SAS_TOKEN, az login",
+			Options: []string{"endpoint"},
+			Secrets: []string{"AZURE_STORAGE_CONNECTION_STRING"}, SecretFile: "AZURE_STORAGE_CONNECTION_STRING_FILE", CheckSecret: checkAzure,
+		},
+		{
 			Names: []string{"hf"}, Form: "hf://ORG/NAME",
 			Help: "a model of the Hugging Face Hub; hf://datasets/ORG/NAME is a dataset, and @REVISION and /PATH may follow. " +
 				"The token is found where the Hub's tools find it: HF_TOKEN, or hf auth login. HF_ENDPOINT names a mirror",
@@ -82,6 +88,14 @@ func checkDocker(value string) string {
 		if !strings.EqualFold(key, "auths") {
 			return "want logins in auths, and nothing else: credsStore and credHelpers name programs of the node"
 		}
+	}
+	return ""
+}
+
+// checkAzure refuses connection strings without a secret, and text that is none.
+func checkAzure(value string) string {
+	if strings.ContainsFunc(value, func(c rune) bool { return c <= ' ' || c > '~' }) || !strings.Contains(value, "AccountKey=") && !strings.Contains(value, "SharedAccessSignature=") {
+		return "want a connection string of the account: AccountKey=... or SharedAccessSignature=..., without white space"
 	}
 	return ""
 }

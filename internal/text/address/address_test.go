@@ -9,7 +9,7 @@ import (
 
 func TestSources(t *testing.T) {
 	for source, want := range map[string]string{
-		"s3://bucket/x": "s3", "gs://bucket/x": "gs", "http://h/": "http", "https://h/": "http", "ftp://h/": "", "s3": "", "/data/s3://x": "", "./a://b": "", "": "",
+		"s3://bucket/x": "s3", "gs://bucket/x": "gs", "az://account/c": "az", "abfss://c@account.dfs.core.windows.net/x": "az", "http://h/": "http", "https://h/": "http", "ftp://h/": "", "s3": "", "/data/s3://x": "", "./a://b": "", "": "",
 	} {
 		var name string
 		if s := Of(source); s.Names != nil {

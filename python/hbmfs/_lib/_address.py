@@ -6,7 +6,7 @@ from typing import Any
 
 from ..errors import InvalidError
 
-_SCHEMES = ("s3", "gs", "hf", "oci", "http", "https")
+_SCHEMES = ("s3", "gs", "az", "abfs", "abfss", "hf", "oci", "http", "https")
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 

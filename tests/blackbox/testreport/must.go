@@ -46,7 +46,7 @@ func parseRequirements(text string) ([]requirement, error) {
 			return nil, fmt.Errorf("line %d: want PACKAGE TEST [NEED...], got %q", i+1, line)
 		}
 		for _, need := range words[2:] {
-			if !slices.Contains([]string{"fuse", "root", "python", "peers", "cc", "s3", "gcs", "sanity", "nginx", "strace", "k8scheck", "packages", "dpkg", "rpm", "handover"}, need) {
+			if !slices.Contains([]string{"fuse", "root", "python", "peers", "cc", "s3", "gcs", "azurite", "sanity", "nginx", "strace", "k8scheck", "packages", "dpkg", "rpm", "handover"}, need) {
 				return nil, fmt.Errorf("line %d: unknown need %q", i+1, need)
 			}
 		}
@@ -101,6 +101,8 @@ func machineHas(need string) bool {
 		return os.Getenv("HBMFS_GCSSERVER") != ""
 	case "oci":
 		return os.Getenv("HBMFS_OCI_CLIENTS") != ""
+	case "azurite":
+		return os.Getenv("HBMFS_AZURITE") != ""
 	case "sanity":
 		return os.Getenv("HBMFS_CSI_SANITY") != ""
 	case "nginx":

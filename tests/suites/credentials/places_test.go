@@ -27,7 +27,7 @@ import (
 
 // places are all origins. To add one, write a function like newS3, which makes its place on a server, and name it here.
 func places() map[string]func(t *testing.T, s *server) *place {
-	return map[string]func(*testing.T, *server) *place{"s3": newS3, "gs": newGS, "hf": newHub, "oci": newOCI, "http": newHTTP}
+	return map[string]func(*testing.T, *server) *place{"s3": newS3, "gs": newGS, "az key": newAzureKey, "az SAS": newAzureSAS, "hf": newHub, "oci": newOCI, "http": newHTTP}
 }
 
 // place is an origin whose server is a fake. Its credentials are in files, which the environment of the test names.

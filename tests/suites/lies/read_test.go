@@ -185,7 +185,7 @@ func lies() map[string]lie {
 // bytes are right, in a mount that is there and in a new one on the same cache, which is sound.
 func TestLiesAboutBytes(t *testing.T) {
 	blackbox.NeedFUSE(t)
-	for _, name := range []string{"s3", "gs", "http"} {
+	for _, name := range []string{"s3", "gs", "az", "http"} {
 		for kind, patience := range map[string]time.Duration{"tried": hasty, "once": patient} {
 			t.Run(name+"/"+kind, func(t *testing.T) {
 				t.Parallel()

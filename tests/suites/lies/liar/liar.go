@@ -25,12 +25,13 @@ import (
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
-// Liar is a server of one dataset, as a bucket of S3 or of Google's, or as a web server, that tells lies until it is told to be honest.
+// Liar is a server of one dataset, as a bucket of S3 or of Google's, a container of Azure, or a web server, that tells lies until it is told to be honest.
 type Liar struct {
 	*httptest.Server
 	Files  map[string][]byte
 	s3, gs bool
-	oci    bool                                              // hub answers as a registry
+	oci    bool // hub answers as a registry
+	azure  bool
 	hub    func(w http.ResponseWriter, r *http.Request) bool // answers as a Hugging Face Hub before the bucket; nil where there is none
 	Honest atomic.Bool
 	read   func(x *Exchange) bool // tells a lie about a range of a file, or leaves it to the truth
@@ -56,9 +57,9 @@ const date = "Thu, 01 Jan 2026 00:00:00 GMT"
 // Maker makes a liar of files. It serves until the test ends, and tells lies by read and list, nil for the truth.
 type Maker func(t testing.TB, files map[string][]byte, read, list func(x *Exchange) bool) *Liar
 
-// Of is the maker of a kind: s3, gs, hf, oci or http.
+// Of is the maker of a kind: s3, gs, az, hf, oci or http.
 func Of(kind string) Maker {
-	return map[string]Maker{"s3": S3, "gs": GS, "hf": Hub, "oci": OCI, "http": HTTP}[kind]
+	return map[string]Maker{"s3": S3, "gs": GS, "az": Azure, "hf": Hub, "oci": OCI, "http": HTTP}[kind]
 }
 
 // S3 makes a bucket of S3.
@@ -109,6 +110,9 @@ func (l *Liar) Source() string {
 	if l.oci {
 		return "oci://" + strings.TrimPrefix(l.URL, "http://") + "/org/model:v1"
 	}
+	if l.azure {
+		return "az://account/" + Bucket + "?anonymous=true&endpoint=" + url.QueryEscape(l.URL+"/account")
+	}
 	if l.hub != nil {
 		return "hf://datasets/org/name?anonymous=true&endpoint=" + l.URL
 	}
@@ -133,7 +137,7 @@ func (l *Liar) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		x.From, x.To = from, to+1
 	}
 	tell := l.list
-	if ranged && (l.s3 || l.gs || name != "index.json") {
+	if ranged && (l.s3 || l.gs || l.azure || name != "index.json") {
 		tell = l.read
 	}
 	if !l.Honest.Load() && tell != nil && tell(x) {
@@ -146,6 +150,8 @@ func (l *Liar) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		l.page(x)
 	case l.gs && name == "":
 		l.gsPage(x)
+	case l.azure && name == "":
+		l.azurePage(x)
 	case x.Data == nil:
 		http.NotFound(w, r)
 	case r.Method == http.MethodHead:
@@ -159,6 +165,9 @@ func (l *Liar) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (l *Liar) root() string {
 	if l.gs {
 		return "/storage/v1/b/" + Bucket + "/o"
+	}
+	if l.azure {
+		return "/account/" + Bucket
 	}
 	return "/" + Bucket
 }

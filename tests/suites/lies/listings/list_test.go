@@ -161,7 +161,7 @@ const mostForLies = 600 << 20
 // Nothing of the lies stays: when the server is honest at last, a mount on the same cache shows its file.
 func TestLiesAboutListings(t *testing.T) {
 	blackbox.NeedFUSE(t)
-	for kind, lies := range map[string]map[string]listLie{"s3": listings(), "gs": gsListings(), "hf": hubListings(), "oci": ociListings(t), "http": indexes(t)} {
+	for kind, lies := range map[string]map[string]listLie{"s3": listings(), "gs": gsListings(), "az": azureListings(), "hf": hubListings(), "oci": ociListings(t), "http": indexes(t)} {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
 			var told atomic.Pointer[listLie]

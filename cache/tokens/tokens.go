@@ -1,0 +1,136 @@
+// Package tokens gives requests the credentials of their source: a token that ends, or a key that may be replaced. It renews
+// them in time, and tells errors that mend from those that stay.
+package tokens
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Bounds of renewing.
+const (
+	earliest     = 225 * time.Second // before its end a token is renewed: Google's metadata server gives the same one until then
+	betweenTries = time.Second       // of renewing a token that still counts
+)
+
+// Token is one that was given, or the knowledge that there are none.
+type Token struct {
+	Text string // "" for requests without
+	Kind string // the source's word for how a request carries it
+	From string // in words
+	None string // why there is none, in words
+
+	renew time.Time // zero: never
+	end   time.Time
+}
+
+// New makes a token of a text that ends then, or never.
+func New(text, from string, end time.Time) (*Token, error) {
+	if text == "" || strings.ContainsFunc(text, func(c rune) bool { return c <= ' ' || c > '~' }) {
+		return nil, fmt.Errorf("%s: the token that it gives is none", from)
+	}
+	k := &Token{Text: text, From: from, end: end}
+	if !end.IsZero() {
+		k.renew = end.Add(-min(earliest, time.Until(end)/4))
+	}
+	return k, nil
+}
+
+// Without is the token of requests that have none, and why.
+func Without(format string, args ...any) *Token { return &Token{None: fmt.Sprintf(format, args...)} }
+
+// Keeper has the token of the moment. It is safe for concurrent use.
+type Keeper struct {
+	fresh func(context.Context) (*Token, error)
+	turn  chan struct{} // a goroutine takes its element before it renews
+
+	mu     sync.Mutex // guards what follows
+	now    *Token
+	worked bool      // the server has taken one
+	tried  time.Time // when renewing failed
+}
+
+// Keep makes a keeper that gets tokens by fresh. It asks for one at a time, and looks up each time where they come from, so that
+// a file of credentials may be replaced. Without fresh there are no tokens.
+func Keep(fresh func(context.Context) (*Token, error)) *Keeper {
+	t := &Keeper{fresh: fresh, turn: make(chan struct{}, 1)}
+	t.turn <- struct{}{}
+	return t
+}
+
+// Anonymous tells whether requests never carry a token.
+func (t *Keeper) Anonymous() bool { return t.fresh == nil }
+
+// Get gives a token that counts, or an empty one for a request without.
+func (t *Keeper) Get(ctx context.Context) (*Token, error) {
+	if t.fresh == nil {
+		return Without("requests carry no credentials, as the source or its endpoint says"), nil
+	}
+	if k := t.current(); k != nil {
+		return k, nil
+	}
+	select {
+	case <-t.turn:
+		defer func() { t.turn <- struct{}{} }()
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	if k := t.current(); k != nil { // another request has renewed it
+		return k, nil
+	}
+	k, err := t.fresh(ctx)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if err == nil {
+		t.now = k
+		return k, nil
+	}
+	if t.now != nil && time.Now().Before(t.now.end) { // what gives them out may come back in time
+		t.tried = time.Now()
+		return t.now, nil
+	}
+	if t.worked && errors.Is(err, fs.ErrPermission) && ctx.Err() == nil { // they will work again, as a rule: a file is replaced, or a pod's token
+		err = errors.New(err.Error())
+	}
+	return nil, err
+}
+
+// current is the token of the moment, nil where it is time to renew it.
+func (t *Keeper) current() *Token {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	now := time.Now()
+	switch k := t.now; {
+	case k == nil:
+		return nil
+	case k.renew.IsZero() || now.Before(k.renew), now.Before(k.end) && now.Sub(t.tried) < betweenTries:
+		return k
+	}
+	return nil
+}
+
+// Taken says that the server has answered a request with a token.
+func (t *Keeper) Taken(k *Token) {
+	if k.Text == "" {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.worked = true
+}
+
+// Refused says that the server does not know a token. It tells whether another one may be better: this one has worked, or others have that
+// came from the same place.
+func (t *Keeper) Refused(k *Token) (again bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.now == k {
+		t.now = nil
+	}
+	return k.Text != "" && t.worked
+}
