@@ -30,7 +30,7 @@ class Field(NamedTuple):
 
     name: str
     found: tokens.Tokens  # the elements of all samples
-    shape: tuple[int, ...]  # of a dense field's sample
+    shape: tuple[int, ...]  # of a dense field's sample; of the rows that a ragged one's samples have
     offsets: Ints | None  # in elements; None: the field is dense
 
     @property
@@ -136,9 +136,9 @@ def _field(folder: str, name: str, samples: int, listed: dict[str, Any]) -> Fiel
     found = tokens.find(path)
     if found.dtype != dtype:
         raise FormatError(f"{path} holds {found.dtype}, and {LISTED} beside it says {dtype}")
-    if kind == "ragged":
-        return Field(name, found, (), offsets_of(os.path.join(folder, f"{base}.offsets.npy"), samples, found.length))
     shape = tuple(_count(n) for n in listed["shape"])
+    if kind == "ragged":
+        return Field(name, found, shape, offsets_of(os.path.join(folder, f"{base}.offsets.npy"), samples, found.length))
     if found.length != samples * math.prod(shape):
         raise FormatError(f"{path} has {found.length} elements, and {LISTED} beside it says {samples} samples of shape {list(shape)}")
     return Field(name, found, shape, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,20 @@ from ._scatter import Scatter, Spans
 from ._types import Ints
 
 if TYPE_CHECKING:
-    from .samples import OpenField, SampleDataset
+    from ._open_fields import OpenField
+
+
+class Samples(Protocol):
+    """A set of samples, or a part of one: a SampleDataset."""
+
+    path: str
+
+    @property
+    def fields(self) -> dict[str, dict[str, Any]]: ...
+    @property
+    def tensors(self) -> bool: ...
+    def opened(self, name: str) -> OpenField: ...
+    def numbers_of(self, samples: Ints) -> Ints: ...
 
 
 class Ragged(NamedTuple):
@@ -45,7 +58,7 @@ class Ragged(NamedTuple):
 class SampleRows:
     """Begins the batches of a stream of samples. A batch is a dict: an array for each dense field, and Ragged for each other one."""
 
-    def __init__(self, datasets: Sequence[SampleDataset]) -> None:
+    def __init__(self, datasets: Sequence[Samples]) -> None:
         self._datasets = list(datasets)
         names = [list(d.fields) for d in datasets]
         if any(other != names[0] for other in names):

@@ -20,99 +20,24 @@ import hashlib
 import math
 import operator
 import os
-import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from .._lib import _device, _native
+from .._lib import _device
 from .._lib._arguments import Path, checked, shown
-from .._lib._memory import Pinned, Place
-from .._lib._warn import warn
 from .._lib.reader import Reader
-from ..errors import ArgumentError, ClosedError, DeviceError, InvalidError, OutOfRangeError, SlowPathWarning
-from . import _fields
+from ..errors import ArgumentError, InvalidError, OutOfRangeError
+from ._fields import shards_of
 from ._joined import Batch, Joined
+from ._open_fields import PINNED, Opened, OpenField
 from ._sample_rows import SampleRows
 from ._scatter import Spans
 from ._types import Ints, starts_of
-from .dataset import Dataset, kept
 from .part import chosen
 
 __all__ = ["SampleDataset"]
-
-PINNED = "pinned"
-"""The place of a field in page-locked memory of the host."""
-
-
-class OpenField(NamedTuple):
-    """A field that is read to one device."""
-
-    field: _fields.Field
-    dataset: Dataset[Any]  # its elements
-    device: str
-    pinned: Pinned | None
-
-    def place(self) -> Place:
-        """Where its arrays are made."""
-        return self.pinned or self.dataset.place()
-
-    @property
-    def said(self) -> str:
-        """What it is, in one line."""
-        form = "ragged" if self.field.ragged else str(list(self.field.shape))
-        return f"{form} {self.dataset.dtype} of {self.field.found.path}"
-
-
-class _Opened:
-    """The files of a set of samples, and a reader for each device. Parts and selections of a set share it."""
-
-    def __init__(self, path: str, reader: Reader | None) -> None:
-        self.path = path
-        self.fields = _fields.read(_fields.find(path))
-        self.given = reader
-        self.closed = False
-        self._readers: dict[int, Reader] = {}
-        self._fields: dict[tuple[str, str], OpenField] = {}
-        self._lock = threading.Lock()
-
-    def open(self, name: str, device: str) -> OpenField:
-        """The field for a device, which is opened once."""
-        if self.closed:
-            raise ClosedError(f"the samples of {self.path} are closed: open them again")
-        with self._lock:
-            if (name, device) not in self._fields:
-                self._fields[name, device] = self._open(self.fields.each[name], device)
-            return self._fields[name, device]
-
-    def _open(self, field: _fields.Field, device: str) -> OpenField:
-        pinned = None
-        if device == PINNED:
-            pinned = Pinned.of_torch()
-            if pinned is None:
-                warn(f"hbmfs: field {field.name!r} goes to memory that is not pinned: pinned memory needs torch with a GPU", SlowPathWarning)
-        index = _device.CPU if device == PINNED else _device.parse(device)
-        reader = None if index == _device.CPU and _native.library().forked else self._reader(index, field)
-        again = (field.found.path, _device.name(index), "auto", None, None, reader, None)
-        return OpenField(field, Dataset(field.found, index, reader, own=False, again=again, tensors=False), device, pinned)
-
-    def _reader(self, index: int, field: _fields.Field) -> Reader:
-        if self.given is not None and self.given.device == index:
-            return self.given
-        if index not in self._readers:
-            self._readers[index] = Reader(_device.name(index), **kept(field.found, index))
-        return self._readers[index]
-
-    def close(self) -> None:
-        """Closes all fields and readers."""
-        self.closed = True
-        with self._lock:
-            opened, readers = list(self._fields.values()), list(self._readers.values())
-        for each in opened:
-            each.dataset.close()
-        for reader in readers:
-            reader.close()
 
 
 class SampleDataset:
@@ -132,7 +57,7 @@ class SampleDataset:
     def __init__(
         self, path: Path, fields: Sequence[str] | Mapping[str, Any] | None = None, *, reader: Reader | None = None, tensors: bool | None = None
     ) -> None:
-        self._files = _Opened(os.fspath(path), reader)
+        self._files = Opened(os.fspath(path), reader)
         self.path = self._files.path
         self._tensors = tensors
         self.numbers: Ints | None = None
@@ -169,12 +94,12 @@ class SampleDataset:
 
     @property
     def fields(self) -> dict[str, dict[str, Any]]:
-        """The chosen fields: kind ("dense" or "ragged"), dtype, shape of a dense sample, device, and bytes of all samples."""
+        """The chosen fields: kind ("dense" or "ragged"), dtype, shape (of a dense sample, or of a ragged one's rows), device, and bytes of all samples."""
         return {
             name: {
                 "kind": "ragged" if f.ragged else "dense",
                 "dtype": f.found.dtype,
-                "shape": None if f.ragged else f.shape,
+                "shape": f.shape,
                 "device": device,
                 "bytes": f.found.size,
             }
@@ -234,7 +159,7 @@ class SampleDataset:
         shard's name, its number there and the seed."""
         if self.numbers is not None:
             raise InvalidError(f"{self!r} is a part already: split the whole, and then take a subset")
-        return self.subset(chosen(_fields.shards_of(self._files.fields), name, shares, seed, f"sample of {self.path}"))
+        return self.subset(chosen(shards_of(self._files.fields), name, shares, seed, f"sample of {self.path}"))
 
     def numbers_of(self, samples: Ints) -> Ints:
         """The numbers that samples of this part have in the whole set."""
@@ -312,6 +237,12 @@ class SampleDataset:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __copy__(self) -> SampleDataset:
+        """Another one of the same open files."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        return other
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Opens the samples again, for multiprocessing's spawn."""

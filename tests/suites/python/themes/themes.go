@@ -32,7 +32,7 @@ func All() map[string][]string {
 		"weights": {"test_bad_safetensors.py", "test_gpu_loaders.py", "test_into.py", "test_page_cache.py", "test_prefetch.py", "test_tensors.py", "test_torch_zip.py", "test_vllm.py", "test_weights.py"},
 		"datasets": {
 			"test_dataset.py", "test_loaders.py", "test_mixture.py", "test_nanogpt.py", "test_packed.py", "test_part.py",
-			"test_permutation.py", "test_recognition.py", "test_resume.py", "test_stream_faults.py", "test_token_stream.py", "test_workers.py",
+			"test_permutation.py", "test_recognition.py", "test_resume.py", "test_samples.py", "test_stream_faults.py", "test_token_stream.py", "test_workers.py",
 		},
 		"checkpoints": {"test_checkpoints.py", "test_checkpoints_ended.py", "test_checkpoints_ranks.py", "test_saves.py"},
 		"volumes":     {"test_publishing.py", "test_thin_disk.py", "test_volume.py", "test_writer.py"},
