@@ -136,10 +136,16 @@ func (k *viewMaker) members(view *layout.View) func(context.Context) ([]entry, e
 		if err != nil {
 			return nil, err
 		}
+		var shared node
+		if view.Joint {
+			shared.perm, shared.uid, shared.gid = k.rights.of(objectsOfSet(view.Set))
+		}
 		entries := make([]entry, 0, len(files))
 		for _, f := range files {
 			n := node{kind: kindView, view: builtView(f), modTime: f.ModTime, ino: inoOf(".hbmfs/views/"+view.Path+"/"+f.Name, "view")}
-			n.perm, n.uid, n.gid = k.rights.of(objectsOfFile(f))
+			if n.perm, n.uid, n.gid = shared.perm, shared.uid, shared.gid; !view.Joint {
+				n.perm, n.uid, n.gid = k.rights.of(objectsOfFile(f))
+			}
 			k.opt.adopt(&n)
 			entries = append(entries, entry{f.Name, &n})
 		}

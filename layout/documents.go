@@ -145,13 +145,16 @@ type mergedIndex struct {
 	documents []int64
 }
 
-func mergeIndexes(shards []*Shard) *mergedIndex {
-	m := &mergedIndex{tokens: []int64{0}, sequences: []int64{0}, documents: []int64{0}}
-	for i, h := range shards {
-		m.parts = append(m.parts, h.Index)
-		m.tokens = append(m.tokens, m.tokens[i]+h.Tokens)
-		m.sequences = append(m.sequences, m.sequences[i]+h.Index.Sequences())
-		m.documents = append(m.documents, m.documents[i]+h.Index.Documents())
+// joinIndexes makes one index of parts, which have so many tokens.
+func joinIndexes(parts []DocumentIndex, tokens []int64) DocumentIndex {
+	if len(parts) == 1 {
+		return parts[0]
+	}
+	m := &mergedIndex{parts: parts, tokens: []int64{0}, sequences: []int64{0}, documents: []int64{0}}
+	for i, x := range parts {
+		m.tokens = append(m.tokens, m.tokens[i]+tokens[i])
+		m.sequences = append(m.sequences, m.sequences[i]+x.Sequences())
+		m.documents = append(m.documents, m.documents[i]+x.Documents())
 	}
 	return m
 }

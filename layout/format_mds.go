@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
-	"sync/atomic"
 )
 
 // mdsEntry is an entry of "shards" in the index.json of MosaicML Streaming (mosaicml/streaming, base/format).
@@ -153,15 +152,15 @@ func mdsSet(ctx context.Context, x *indexed, entries []mdsEntry) {
 		noTokens = stored
 	}
 	set.NoTokens, set.NoDocuments = noTokens, noTokens
-	pieces := new(atomic.Int64)
-	pieces.Store(maxRuns)
+	set.noFields = stored
+	pieces, fields := newPieces(), newPieces()
 	for i, s := range shards {
 		e := &entries[i]
 		if s.Bad != "" || e.columns == nil || s.Objects[0].Name != x.rawName(e) {
 			continue
 		}
-		m := &mdsShard{columns: e.columns, dtype: tokens.dtype, samples: e.Samples, pieces: pieces}
-		s.check = m.check
+		m := &mdsShard{columns: e.columns, dtype: tokens.dtype, samples: e.Samples, pieces: pieces, fields: fields}
+		s.check, s.findFields = m.check, m.findFields
 		if noTokens == "" {
 			s.resolve = m.resolve
 		}
@@ -293,11 +292,12 @@ func mdsPeek(ctx context.Context, o *Object, e *mdsEntry) (DType, string) {
 	}
 	plain := *e.columns // the place of the column, with any contents
 	plain.tokens.typed, plain.tokens.shaped = false, false
-	at, length, err := (&mdsShard{columns: &plain, dtype: U8}).locate(ctx, o, 0, edges[0], edges[1]-edges[0])
+	m := &mdsShard{columns: &plain, dtype: U8}
+	at, length, err := m.tokens(m.reader(ctx, o), 0, edges[0], edges[1])
 	if err != nil {
 		return fail(err)
 	}
-	head, err := readFull(ctx, o, edges[0]+at, min(length, headSize))
+	head, err := readFull(ctx, o, at, min(length, headSize))
 	if err != nil {
 		return fail(err)
 	}

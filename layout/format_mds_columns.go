@@ -23,8 +23,7 @@ type mdsTokens struct {
 	none   string
 	name   string
 	dtype  DType // DTypeUnknown where each sample says it
-	// typed and shaped tell which bytes precede an array's values: u8 type, then u8 (dimensions << 2 | log2 of the bytes
-	// of one) and the dimensions.
+	// typed and shaped are those of mdsEncoding.
 	typed, shaped bool
 	bytes         bool // plain bytes, whose type is not written anywhere
 }
@@ -91,47 +90,69 @@ func (c *mdsColumns) list() string {
 	return strings.Join(out, ", ")
 }
 
-// decode reads the encoding of column i: bytes, ndarray, ndarray:dtype or ndarray:dtype:d0,d1. ok is false for one that
-// holds no tokens, or whose size contradicts its encoding.
+// decode reads the encoding of column i. ok is false for one that holds no tokens, or whose size contradicts its
+// encoding.
 func (c *mdsColumns) decode(i int) (t mdsTokens, ok bool) {
-	parts := strings.Split(c.encodings[i], ":")
-	t = mdsTokens{column: i, name: c.names[i]}
-	switch {
-	case c.encodings[i] == "bytes":
-		t.bytes = true
-		return t, c.sizes[i] < 0
-	case parts[0] != "ndarray" || len(parts) > 3:
-		return t, false
-	case len(parts) == 1:
-		t.typed, t.shaped = true, true
-		return t, c.sizes[i] < 0
+	e := c.encoding(i)
+	t = mdsTokens{column: i, name: c.names[i], dtype: e.dtype, typed: e.typed, shaped: e.shaped}
+	if c.encodings[i] == "bytes" {
+		t.dtype, t.bytes = DTypeUnknown, true
+		return t, e.missing == ""
 	}
-	t.dtype = mdsType(parts[1])
-	if !t.dtype.Integer() {
-		return t, false
-	}
-	if len(parts) == 2 {
-		t.shaped = true
-		return t, c.sizes[i] < 0
-	}
-	size := int64(t.dtype.Size())
-	for dim := range strings.SplitSeq(parts[2], ",") {
-		n, err := strconv.ParseInt(strings.TrimSpace(dim), 10, 64)
-		if err != nil || n < 1 || n > math.MaxUint32/size {
-			return t, false
-		}
-		size *= n
-	}
-	return t, c.sizes[i] == size
+	return t, e.missing == "" && strings.HasPrefix(c.encodings[i], "ndarray") && (e.typed || e.dtype.Integer())
 }
 
-// mdsType returns the type that NumPy calls name, where it is one of integers.
+// encoding reads the encoding of column i: bytes and text of variable size, numbers, and ndarray, ndarray:dtype or
+// ndarray:dtype:d0,d1. Images and JSON are bytes here, as they are stored.
+func (c *mdsColumns) encoding(i int) (e mdsEncoding) {
+	kind, rest, more := strings.Cut(c.encodings[i], ":")
+	size := int64(-1)
+	switch kind {
+	case "bytes", "str", "json", "jpeg", "png":
+		e.form = bytesForm()
+	case "int":
+		e.dtype, size = I64, 8
+	case "ndarray":
+		name, dims, static := strings.Cut(rest, ":")
+		if e.typed, e.shaped = !more, !static; e.typed {
+			break
+		}
+		if e.dtype = mdsType(name); static {
+			size = e.static(dims)
+		}
+	default:
+		e.dtype = mdsType(kind)
+		size = int64(e.dtype.Size())
+	}
+	switch {
+	case e.dtype == DTypeUnknown && !e.typed:
+		e.missing = fmt.Sprintf("its encoding %q is none whose values lie in the file as they are", c.encodings[i])
+	case size != c.sizes[i]:
+		e.missing = fmt.Sprintf("its size in the index contradicts its encoding %q", c.encodings[i])
+	}
+	return e
+}
+
+// static reads the dimensions of a fixed shape, and returns the bytes of such an array, 0 for none.
+func (e *mdsEncoding) static(dims string) int64 {
+	size := int64(e.dtype.Size())
+	for dim := range strings.SplitSeq(dims, ",") {
+		n, err := strconv.ParseInt(strings.TrimSpace(dim), 10, 64)
+		if err != nil || size == 0 || n < 1 || n > math.MaxUint32/size {
+			return 0
+		}
+		size *= n
+		e.shape = append(e.shape, n)
+	}
+	return size
+}
+
+// mdsType returns the type of numbers that NumPy calls name.
 func mdsType(name string) DType {
-	switch name {
-	case "uint8", "uint16", "uint32", "uint64":
-		return shortDType("u" + name[4:])
-	case "int8", "int16", "int32", "int64":
-		return shortDType("i" + name[3:])
+	for d := U8; d <= F64; d++ {
+		if d != BF16 && d.Long() == name {
+			return d
+		}
 	}
 	return DTypeUnknown
 }

@@ -65,6 +65,7 @@ func webdatasetAssemble(_ context.Context, d *directory, members []member) {
 		var shards []*Shard
 		var plain []*Shard
 		compressed := map[string]int{}
+		left := newPieces()
 		for _, m := range group {
 			h := newShard(m.object)
 			shards = append(shards, h)
@@ -74,11 +75,15 @@ func webdatasetAssemble(_ context.Context, d *directory, members []member) {
 			}
 			plain = append(plain, h)
 			h.check = func(ctx context.Context, h *Shard) error { return checkTar(ctx, d, h) }
+			h.findFields = func(ctx context.Context, h *Shard) (*fieldsOf, error) {
+				return findTarFields(ctx, h.Objects[0], left)
+			}
 		}
 		set := d.add(split, DTypeUnknown, shards)
 		for _, by := range []string{"gzip", "zstd"} {
 			if n := compressed[by]; n > 0 {
 				set.note(fmt.Sprintf("%d archives are compressed by %s: their members lie nowhere as they are and are not shown, decompress the archives", n, by))
+				set.noFields = fmt.Sprintf("archives are compressed by %s: their samples lie nowhere as they are, decompress the archives", by)
 			}
 		}
 		set.entries = func(*Set) []View { return tarViews(plain) }

@@ -43,6 +43,9 @@ type Set struct {
 	resolved  bool         // guarded by resolving
 	mu        sync.RWMutex // guards the shards' contents, against counting while others resolve, and stream
 	stream    *Body        // all tokens, once a view has asked for them
+	fields    *fieldsOf    // guarded by resolving; nil until a view has asked for them
+	// noFields says why the fields of the samples are not shown; guarded by resolving once the set is formed.
+	noFields string
 }
 
 // Shard is one piece of a set: usually one object with its index, sometimes one object that was cut into pieces.
@@ -69,6 +72,9 @@ type Shard struct {
 	// check, if set, reads the shard's index in full and reports mistakes in it, for inspect. An error is a
 	// finding that makes the shard bad.
 	check func(ctx context.Context, s *Shard) error
+	// findFields, if set, finds the fields of the shard's samples, under the rules of resolve. An error makes it bad.
+	findFields func(ctx context.Context, s *Shard) (*fieldsOf, error)
+	fields     *fieldsOf // until those of the set are known
 }
 
 // newShard returns a shard of one data object about which nothing is known yet.

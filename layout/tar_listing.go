@@ -50,47 +50,74 @@ type tarSkipped struct {
 	at    int64  // its header's end
 }
 
-// listTar walks the archive's headers. The data between them is not read. An archive that is cut short, or damaged, is
-// an error: the members that could still be listed would look like the whole.
+// listTar lists the members of an archive.
 func listTar(ctx context.Context, o *Object) (*tarListing, error) {
 	l := &tarListing{byName: map[string]int{}, folders: map[string]struct{}{}}
+	end, err := walkTar(ctx, o, func(h *tar.Header, offset int64) error { return l.add(o, h, offset) })
+	if err != nil {
+		return nil, err
+	}
+	if end >= 2*tarBlock {
+		marks, err := readFull(ctx, o, end-2*tarBlock, 2*tarBlock)
+		if err != nil {
+			return nil, err
+		}
+		l.ended = len(bytes.Trim(marks, "\x00")) == 0
+	}
+	if l.ended {
+		rest, err := readFull(ctx, o, end, min(o.Size-end, tarPadding))
+		if err != nil {
+			return nil, err
+		}
+		if more := bytes.IndexFunc(rest, func(c rune) bool { return c != 0 }); more >= 0 {
+			l.after = end + int64(more)
+		}
+	}
+	l.byName, l.folders = nil, nil
+	return l, nil
+}
+
+// walkTar calls each with every header of an archive, and with the place where the member's bytes begin. The data
+// between the headers is not read. end is where the walk stopped. An archive that is cut short, or damaged, is an error: the
+// members that could still be listed would look like the whole.
+func walkTar(ctx context.Context, o *Object, each func(h *tar.Header, offset int64) error) (end int64, err error) {
 	r := &windowReader{ctx: ctx, o: o}
 	walk := tar.NewReader(r)
 	for {
 		at := r.off
 		h, err := walk.Next()
 		if errors.Is(err, io.EOF) {
-			break
+			return r.off, nil
 		}
 		if r.err != nil {
-			return nil, fmt.Errorf("read %s at %d: %w", o.Name, r.off, r.err)
+			return 0, fmt.Errorf("read %s at %d: %w", o.Name, r.off, r.err)
 		}
-		if err != nil && !errors.Is(err, tar.ErrInsecurePath) { // names are judged below
-			return nil, corruptf(o, at, "the member that begins about here cannot be read: %v", err)
+		if err != nil && !errors.Is(err, tar.ErrInsecurePath) { // names are judged by each
+			return 0, corruptf(o, at, "the member that begins about here cannot be read: %v", err)
 		}
-		if err := l.add(o, h, r.off); err != nil {
-			return nil, err
+		if isRegular(h) && !isSparse(h) && (h.Size < 0 || r.off > o.Size-h.Size) {
+			return 0, corruptf(o, r.off, "member %.80q has %d bytes: the archive ends after %d", h.Name, h.Size, o.Size-r.off)
 		}
-	}
-	if r.off >= 2*tarBlock {
-		end, err := readFull(ctx, o, r.off-2*tarBlock, 2*tarBlock)
-		if err != nil {
-			return nil, err
-		}
-		l.ended = len(bytes.Trim(end, "\x00")) == 0
-	}
-	if l.ended {
-		rest, err := readFull(ctx, o, r.off, min(o.Size-r.off, tarPadding))
-		if err != nil {
-			return nil, err
-		}
-		if more := bytes.IndexFunc(rest, func(c rune) bool { return c != 0 }); more >= 0 {
-			l.after = r.off + int64(more)
+		if err := each(h, r.off); err != nil {
+			return 0, err
 		}
 	}
-	l.byName, l.folders = nil, nil
-	return l, nil
 }
+
+// isRegular reports whether a member is a file.
+func isRegular(h *tar.Header) bool {
+	return h.Typeflag == tar.TypeReg || h.Typeflag == tar.TypeCont || h.Typeflag == tar.TypeGNUSparse
+}
+
+// contested reports whether a global header changes the members behind it.
+func contested(h *tar.Header) bool {
+	return h.Typeflag == tar.TypeXGlobalHeader && (h.PAXRecords["path"] != "" || h.PAXRecords["size"] != "")
+}
+
+const (
+	whyContested = "a global header renames or resizes members, and readers disagree about it"
+	whySparse    = "a sparse member does not lie in the archive as it is"
+)
 
 // add takes one header, whose member's bytes begin at offset.
 func (l *tarListing) add(o *Object, h *tar.Header, offset int64) error {
@@ -99,8 +126,8 @@ func (l *tarListing) add(o *Object, h *tar.Header, offset int64) error {
 	case tar.TypeDir:
 		return nil // it shows in the names of its members
 	case tar.TypeXGlobalHeader:
-		if h.PAXRecords["path"] != "" || h.PAXRecords["size"] != "" {
-			l.skip("a global header renames or resizes members, and readers disagree about it", h.Name, offset)
+		if contested(h) {
+			l.skip(whyContested, h.Name, offset)
 		}
 		return nil
 	case tar.TypeLink, tar.TypeSymlink:
@@ -111,13 +138,13 @@ func (l *tarListing) add(o *Object, h *tar.Header, offset int64) error {
 		return nil
 	}
 	if isSparse(h) {
-		l.skip("a sparse member does not lie in the archive as it is", h.Name, offset)
+		l.skip(whySparse, h.Name, offset)
 		return nil
 	}
-	if h.Size < 0 || offset > o.Size-h.Size {
-		return corruptf(o, offset, "member %.80q has %d bytes: the archive ends after %d", h.Name, h.Size, o.Size-offset)
+	if key, _, ok := sampleKey(h.Name); ok && (l.samples == 0 || key != l.key) {
+		l.samples++
+		l.key = key
 	}
-	l.count(h.Name)
 	name, why := memberName(h.Name)
 	if why == "" {
 		why = l.clash(name)
@@ -201,26 +228,6 @@ func (l *tarListing) skip(why, name string, at int64) {
 		}
 	}
 	l.skipped = append(l.skipped, tarSkipped{why, 1, name, at})
-}
-
-// count counts a sample where the key changes. The key ends at the first point of the base name. Members without one,
-// and those called __like_this__, belong to no sample. Source: webdataset/webdataset, src/webdataset/tariterators.py
-// (base_plus_ext and group_by_keys).
-func (l *tarListing) count(name string) {
-	dir, base := path.Split(name)
-	stem, _, found := strings.Cut(base, ".")
-	if !found || stem == "" || isTarMeta(name) {
-		return
-	}
-	if key := dir + stem; l.samples == 0 || key != l.key {
-		l.samples++
-		l.key = key
-	}
-}
-
-func isTarMeta(name string) bool {
-	first, _, _ := strings.Cut(name, "/")
-	return len(first) >= 4 && strings.HasPrefix(first, "__") && strings.HasSuffix(first, "__")
 }
 
 // files makes a file of each member of o.

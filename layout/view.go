@@ -17,6 +17,8 @@ type View struct {
 	File func(ctx context.Context) (*File, error)
 	// Entries makes the files of a directory; their names are relative to Path and may hold slashes.
 	Entries func(ctx context.Context) ([]*File, error)
+	// Joint says that each file of the directory is made of all shards of the set.
+	Joint bool
 	// Set is the set that the view is made of.
 	Set *Set
 }
@@ -55,7 +57,11 @@ func views(v *Volume) []View {
 			}
 		}
 		taken[s.ViewDir()] = true
-		for _, view := range s.views() {
+		of := s.views()
+		if s.hasFields() {
+			of = append(of, View{Path: "fields", Entries: s.fieldFiles, Joint: true})
+		}
+		for _, view := range of {
 			view.Path, view.Set = path.Join(s.ViewDir(), view.Path), s
 			out = append(out, view)
 		}
@@ -136,6 +142,8 @@ func (s *Set) index(ctx context.Context) (DocumentIndex, error) {
 	if s.NoDocuments != "" {
 		return nil, absent("%s", s.NoDocuments)
 	}
+	var parts []DocumentIndex
+	var tokens []int64
 	for _, h := range s.Shards {
 		if h.NoDocuments != "" {
 			return nil, absent("shard %s: %s", h.Name, h.NoDocuments)
@@ -143,11 +151,9 @@ func (s *Set) index(ctx context.Context) (DocumentIndex, error) {
 		if h.Index == nil {
 			return nil, absent("shard %s does not say where its documents begin", h.Name)
 		}
+		parts, tokens = append(parts, h.Index), append(tokens, h.Tokens)
 	}
-	if len(s.Shards) == 1 {
-		return s.Shards[0].Index, nil
-	}
-	return mergeIndexes(s.Shards), nil
+	return joinIndexes(parts, tokens), nil
 }
 
 // file gives a view the fields that all share.
