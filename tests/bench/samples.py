@@ -1,6 +1,6 @@
 """Random batches of samples from a mount of many shards, beside the loaders of MosaicML, LitData and WebDataset.
 
-    samples.py HBMFS [--dir DIR] [--device cpu] [--samples 8192] [--shards 256] [--batch 128] [--workers 2] [--rounds 5] [--json FILE]
+    samples.py HBMFS [--dir DIR] [--device cpu] [--samples 8192] [--shards 256] [--batch 128] [--workers 2] [--rounds 5] [--alone] [--json FILE]
 
 HBMFS is the built command; HBMFS_LIBRARY and PYTHONPATH name the package that is measured. `make bench-samples` runs it with Python's packages of
 tests/requirements-peers.txt. There are two sets: "jpg" has 50 to 250 kB of random bytes in each sample, and "latent" an array of float16 of 32 KiB.
@@ -41,7 +41,7 @@ def made(kind, samples):
 
 def collate(samples):
     """One tensor of all values, and where each sample's begin."""
-    if not isinstance(samples[0], bytes):
+    if not isinstance(samples[0], (bytes, memoryview)):
         return torch.from_numpy(np.stack(samples)), None
     return torch.frombuffer(bytearray(b"".join(samples)), dtype=torch.uint8), torch.tensor(np.cumsum([0, *map(len, samples)]))
 
@@ -203,6 +203,7 @@ def main():
     parser.add_argument("--writers", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1)
+    parser.add_argument("--alone", action="store_true", help="without the loaders of others")
     parser.add_argument("--json")
     options = parser.parse_args()
     work, turns = tempfile.mkdtemp(dir=options.dir), {}
@@ -218,6 +219,8 @@ def main():
         for kind in ("jpg", "latent"):
             for place in ("cpu",) if options.device == "cpu" else ("pinned", options.device):
                 begin(turns, f"SampleStream, {kind} to {place}", lambda k=kind, p=place: stream(f"{mount}/{k}", k, options, p), options, workers=False)
+            if options.alone:
+                continue
             begin(turns, f"MosaicML Streaming, {kind}", lambda k=kind: mosaic(f"{work}/mds/{k}", options), options)
             begin(turns, f"LitData, {kind}", lambda k=kind: litdata(f"{work}/litdata-{k}", k, options), options)
             begin(turns, f"WebDataset in sequence, {kind}", lambda k=kind: webdataset(f"{work}/wds-{k}", k, options), options)
