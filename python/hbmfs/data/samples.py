@@ -203,8 +203,8 @@ class SampleDataset:
         where = self._inside(starts_of(numbers, "numbers of samples"))
         return SampleRows([self]).begin_gather(Batch(Spans(len(where), where)))
 
-    def prefetch(self, numbers: Any, length: int = 1) -> None:
-        """Says which samples will be read, in their order, so that slow storage can be asked early. It is advice."""
+    def prefetch(self, numbers: Any, length: Any = None) -> None:
+        """Says which samples will be read, in their order, so that slow storage can be asked early. It is advice. length means nothing here."""
         del length
         where = self.numbers_of(self._inside(starts_of(numbers, "numbers of samples")))
         for name in self._places:

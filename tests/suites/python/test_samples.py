@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import random
+import tarfile
 import threading
 
 import hbmfs
@@ -187,6 +188,42 @@ def test_bytes_are_counted_by_field_and_path(whole):
         ds.gather([0, 1])
         stats = ds.stats()
     assert stats["fields"]["number"]["bytes"] == {"host": 16} and stats["bytes"]["host"] >= 16 and not stats["mounted"]
+
+
+# --- in a mount -----------------------------------------------------------------------------------------------------
+
+
+def test_samples_of_webdataset_in_a_mount(mount, source):
+    members = {}
+    for path in sorted((source / "webdataset").glob("*.tar")):
+        with tarfile.open(path) as tar:
+            for member in tar:
+                key, _, field = member.name.partition(".")
+                members.setdefault((path.name, key), {})[field] = tar.extractfile(member).read()
+    with hbmfs.SampleDataset(mount / "webdataset") as ds:
+        assert len(ds) == len(members) and ds.stats()["mounted"]
+        for sample, want in zip(ds, members.values(), strict=True):
+            assert {name: value.tobytes() for name, value in sample.items()} == want
+        seen = [sample.tobytes() for batch in hbmfs.SampleStream(ds, 2, ["jpg"], epochs=1, drop_last=False, seed=3) for sample in batch["jpg"].rows()]
+    assert sorted(seen) == sorted(want["jpg"] for want in members.values())
+
+
+def test_samples_of_mds_in_a_mount(mount):
+    views = mount / ".hbmfs/views/mds-multi/fields"
+    with hbmfs.SampleDataset(views.parent) as ds:
+        for name, field in ds.fields.items():
+            if field["kind"] == "dense":
+                assert np.array_equal(ds[:][name], np.load(views / f"{name}.npy"))
+            else:
+                values, offsets = ds[:][name]
+                assert np.array_equal(values, np.load(views / f"{name}.values.npy")) and np.array_equal(offsets, np.load(views / f"{name}.offsets.npy"))
+        first, again = next(iter(hbmfs.SampleStream(ds, 7, seed=1))), hbmfs.SampleDataset(mount / "mds-multi")
+        with again:
+            assert np.array_equal(first["id"], next(iter(hbmfs.SampleStream(again, 7, ["id"], seed=1)))["id"])
+    with pytest.raises(hbmfs.InvalidError, match="sets of samples"):
+        hbmfs.SampleDataset(mount)
+    with pytest.raises(hbmfs.NotFoundError, match="hbmfs inspect"):
+        hbmfs.SampleDataset(mount / "nanogpt")
 
 
 # --- damaged files --------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ VALUES = {
 MADE_BY_OTHERS = {"Dataset", "DeviceArray", "File", "Request", "Snapshot", "Write", "KVOutcome", "KVResult", "Packed", "Ragged", "FilePart", "OutFile", "Written", "WrittenFile"}
 """Nobody calls these classes: datasets are opened, results are given."""
 
-LOW = {"begin_pieces", "gather_into", "begin", "place"}
+LOW = {"begin_pieces", "gather_into", "begin", "numbers_of", "opened", "place"}
 """Methods that only the package itself calls, with addresses or planned arrays."""
 
 OF_TORCH = {
