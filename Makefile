@@ -201,7 +201,7 @@ $(MINIO): tests/suites/origins/minio/go.mod tests/suites/origins/minio/go.sum | 
 test-minio: build testreport $(MINIO) ## Test remote sources against MinIO, too (4 minutes the first time)
 	@tools/need.sh fuse $(if $(filter 1,$(RACE)),cc)
 	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_MINIO=$(abspath $(MINIO)) \
-	  $(CACHE)/testreport $(LIMITS) --whole=12m $(if $(filter 1,$(RACE)),-race) ./tests/suites/origins
+	  $(CACHE)/testreport $(LIMITS) --whole=12m $(if $(filter 1,$(RACE)),-race) ./tests/suites/origins ./tests/suites/origins/stored
 
 # A cluster of one node: Kubernetes' programs in one, Helm, and images of hbmfs in two versions and of what its pods run. None of it is
 # part of make test: the programs take a quarter of an hour and 1 GB of the Go cache to build.

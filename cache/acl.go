@@ -33,7 +33,7 @@ func (d *Dir) perm(at int, name string, st *unix.Stat_t) uint16 {
 		return mode
 	case errors.Is(err, unix.EOPNOTSUPP) && d.withoutACL(at, st.Dev):
 		return mode
-	case err != nil: // nobody knows its meaning
+	case err != nil: // without the list, only the owner has certain rights
 		return mode & 0o700
 	}
 	return mode & certainOf(list)

@@ -11,12 +11,10 @@ import (
 	"net/http"
 	"net/url"
 	"os"
-	"regexp"
 	"strings"
 	"time"
 
 	"github.com/hbmfs/hbmfs/cache/fetch"
-	"github.com/hbmfs/hbmfs/internal/text/cli"
 )
 
 // witness stands between the transport and the libraries that ask for tokens, which put whole answers into their errors. It
@@ -74,7 +72,7 @@ func refusal(host string, res *http.Response, text []byte) error {
 	}
 	why := fmt.Sprintf("%s answers %d %s", host, res.StatusCode, http.StatusText(res.StatusCode))
 	if code != "" {
-		why += fmt.Sprintf(" (%.60s: %s)", clean(code), clean(said.Description))
+		why += fmt.Sprintf(" (%.60s: %s)", fetch.Said(code), fetch.Said(said.Description))
 	}
 	if fetch.Lasting(res.StatusCode) {
 		return fmt.Errorf("%w: %s: %s", fs.ErrPermission, why, remedy(code))
@@ -91,12 +89,6 @@ func remedy(code string) string {
 		return "give the identity the role roles/iam.serviceAccountTokenCreator or roles/iam.workloadIdentityUser of the service account"
 	}
 	return "check the file of credentials"
-}
-
-// clean is a text that a server or a library says, as far as a terminal and a log can bear it, without words that may be secrets.
-func clean(text string) string {
-	text = regexp.MustCompile(`[A-Za-z0-9_\-+/=.~%]{40,}`).ReplaceAllString(fmt.Sprintf("%.1000s", text), "[...]")
-	return fmt.Sprintf("%.300s", cli.Printable(text))
 }
 
 // The metadata server of Google's machines, and the variable that names another one.

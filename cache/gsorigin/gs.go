@@ -23,7 +23,6 @@ import (
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/cache/fetch"
 	"github.com/hbmfs/hbmfs/internal/observe/trace"
-	"github.com/hbmfs/hbmfs/internal/text/cli"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -187,15 +186,12 @@ func said(res *http.Response, secret string) (text, reason string) {
 	if len(e.Error.Errors) > 0 {
 		reason = e.Error.Errors[0].Reason
 	}
-	if secret != "" {
-		text = strings.ReplaceAll(text, secret, "[...]")
-	}
-	text = cli.Printable(strings.Join(strings.Fields(text), " "))
+	text = fetch.Said(text, secret)
 	status := fmt.Sprintf("%d %s", res.StatusCode, http.StatusText(res.StatusCode))
 	if text == "" || strings.EqualFold(text, http.StatusText(res.StatusCode)) {
 		return status, reason
 	}
-	return fmt.Sprintf("%s: %.300s", status, text), reason
+	return status + ": " + text, reason
 }
 
 // mostError is how much of the body of an error is read, bytes.

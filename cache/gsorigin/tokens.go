@@ -16,6 +16,7 @@ import (
 	"golang.org/x/oauth2"
 	"golang.org/x/oauth2/google"
 
+	"github.com/hbmfs/hbmfs/cache/fetch"
 	"github.com/hbmfs/hbmfs/internal/text/size"
 )
 
@@ -162,7 +163,7 @@ func (t *tokens) fresh(ctx context.Context) (*token, error) {
 	case w.failed != nil:
 		return nil, fmt.Errorf("%s: %w", file, w.failed)
 	case err != nil: // no server has refused anything: it is the file, or one that it names
-		return nil, noCredentialsf("%s: %s", file, clean(strings.TrimPrefix(err.Error(), "oauth2/google/externalaccount: ")))
+		return nil, noCredentialsf("%s: %s", file, fetch.Said(strings.TrimPrefix(err.Error(), "oauth2/google/externalaccount: ")))
 	}
 	return newToken(given.AccessToken, file.String(), given.Expiry)
 }
@@ -250,7 +251,7 @@ func findFile() (*keyFile, error) {
 func (f *keyFile) source(ctx context.Context) (oauth2.TokenSource, error) {
 	c, err := google.CredentialsFromJSONWithType(ctx, f.text, google.CredentialsType(f.kind), scope)
 	if err != nil {
-		return nil, noCredentialsf("%s: %s", f, clean(err.Error()))
+		return nil, noCredentialsf("%s: %s", f, fetch.Said(err.Error()))
 	}
 	return c.TokenSource, nil
 }

@@ -24,7 +24,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-	"unicode"
 
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/cache/fetch"
@@ -174,7 +173,7 @@ var errBusy = errors.New("the Hub wants fewer requests (429)")
 // explain gives an answer of the Hub its class: final or worth another attempt.
 func (h *hub) explain(s Source, res *http.Response) error {
 	code := res.Header.Get("X-Error-Code")
-	sent := res.Request.Header.Get("Authorization") != ""
+	token, sent := strings.CutPrefix(res.Request.Header.Get("Authorization"), "Bearer ")
 	access := "its token has no access to it"
 	switch {
 	case !sent && h.anonymous:
@@ -186,12 +185,7 @@ func (h *hub) explain(s Source, res *http.Response) error {
 	status := res.StatusCode
 	said := fmt.Sprintf("%d %s", status, http.StatusText(status))
 	if text := res.Header.Get("X-Error-Message"); text != "" {
-		said += ": " + strings.Map(func(c rune) rune {
-			if !unicode.IsPrint(c) {
-				return '?'
-			}
-			return c
-		}, fmt.Sprintf("%.200s", text))
+		said += ": " + fetch.Said(text, token)
 	}
 	switch {
 	case status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable:

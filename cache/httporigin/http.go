@@ -130,7 +130,7 @@ func (o *Site) Get(ctx context.Context, obj *layout.Object, off, n int64) (*fetc
 	case http.StatusOK, http.StatusPartialContent:
 		return &fetch.Answer{Response: res, Version: version(res.Header)}, nil
 	case http.StatusNotFound, http.StatusGone:
-		err = fmt.Errorf("it is gone (%s): %w", res.Status, cache.ErrChanged)
+		err = fmt.Errorf("it is gone (%s): %w", status(res), cache.ErrChanged)
 	default:
 		err = explain(res)
 	}
@@ -157,7 +157,7 @@ func explain(res *http.Response) error {
 	case http.StatusUnauthorized, http.StatusForbidden, http.StatusProxyAuthRequired:
 		return fmt.Errorf("%w by the server (%s)", fs.ErrPermission, status(res))
 	case http.StatusNotFound, http.StatusGone:
-		return fmt.Errorf("the server answers %s: %w", res.Status, fs.ErrNotExist)
+		return fmt.Errorf("the server answers %s: %w", status(res), fs.ErrNotExist)
 	case http.StatusPreconditionFailed:
 		return fmt.Errorf("it was replaced: %w", cache.ErrChanged)
 	case http.StatusRequestedRangeNotSatisfiable:

@@ -16,7 +16,6 @@ import (
 	"os"
 	"path"
 	"strings"
-	"unicode"
 
 	"github.com/minio/minio-go/v7"
 	"github.com/minio/minio-go/v7/pkg/credentials"
@@ -197,12 +196,7 @@ func (o *Bucket) explain(err error) error {
 
 // said is a server's text of an error, as far as a terminal and a log can bear it.
 func said(r minio.ErrorResponse) string {
-	text := strings.Map(func(c rune) rune {
-		if !unicode.IsPrint(c) {
-			return '?'
-		}
-		return c
-	}, fmt.Sprintf("%.60s: %.300s", r.Code, r.Message))
+	text := fetch.Said(fmt.Sprintf("%.60s: %s", r.Code, r.Message))
 	if code := fmt.Sprintf("%d", r.StatusCode); r.StatusCode > 0 && !strings.HasPrefix(text, code) {
 		text = code + " " + text
 	}

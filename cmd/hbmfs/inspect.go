@@ -69,6 +69,9 @@ func (c *inspectCommand) run(ctx context.Context, paths []string) error {
 		return why(err)
 	}
 	defer func() { _ = source.Close() }() // opened for reading: nothing is lost
+	if address.IsRemote(from) {
+		from = source.Name // without the query that may sign it
+	}
 	listing := source.Listing
 	result, err := inspect.Dataset(ctx, from, listing.Objects, opt, inspect.Options{Verify: c.verify, Progress: c.bar})
 	if err != nil {

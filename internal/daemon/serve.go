@@ -69,8 +69,8 @@ func (m *Mount) serve(ctx context.Context, life *handover.Life, report *ready.Re
 	defer mount.Hold(ctx, &m.places, &m.selected, from.state())()
 	bytes := from.listing.Bytes()
 	span.Int("files", int64(len(from.listing.Objects))).Int("bytes", bytes).End("")
-	opt.Log.Info("mounted", "source", m.Source, "files", len(from.listing.Objects), "bytes", bytes, "seconds", time.Since(began).Seconds(), "version", opt.Version)
-	report.Ready(fmt.Sprintf("%s is mounted on %s: %s, in %.2f s", m.Source, m.Point, from.what(), time.Since(began).Seconds()))
+	opt.Log.Info("mounted", "source", opt.Source, "files", len(from.listing.Objects), "bytes", bytes, "seconds", time.Since(began).Seconds(), "version", opt.Version)
+	report.Ready(fmt.Sprintf("%s is mounted on %s: %s, in %.2f s", opt.Source, m.Point, from.what(), time.Since(began).Seconds()))
 	if !m.Foreground {
 		tellNotes(ctx, mount, report)
 	}

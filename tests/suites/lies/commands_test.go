@@ -12,16 +12,17 @@ import (
 
 	"github.com/hbmfs/hbmfs/cache/origintest"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/suites/lies/liar"
 )
 
 // TestEachCommandIsPatient has each command that opens a remote source ask one that answers only errors or nothing, from the beginning or once it
 // has listed its objects. Each ends by its patience, says why, and leaves no process.
 func TestEachCommandIsPatient(t *testing.T) {
 	t.Parallel()
-	good := newLiar(t, true, map[string][]byte{"good.jsonl": []byte(`{"text":"a"}` + "\n")}, nil, nil)
-	dark := map[string]func(x *exchange) bool{
-		"errors":  func(x *exchange) bool { x.text(http.StatusInternalServerError, ""); return true },
-		"silence": func(x *exchange) bool { <-x.r.Context().Done(); return true },
+	good := liar.S3(t, map[string][]byte{"good.jsonl": []byte(`{"text":"a"}` + "\n")}, nil, nil)
+	dark := map[string]func(x *liar.Exchange) bool{
+		"errors":  func(x *liar.Exchange) bool { x.Text(http.StatusInternalServerError, ""); return true },
+		"silence": func(x *liar.Exchange) bool { <-x.R.Context().Done(); return true },
 	}
 	texts, tokens, checkpoints := map[string][]byte{}, map[string][]byte{}, map[string][]byte{}
 	for i := range 50 {
@@ -43,9 +44,9 @@ func TestEachCommandIsPatient(t *testing.T) {
 		"mount":                           {tokens, []string{"mount", "--log-file", "OUT.log", "--format", "npy", "SOURCE", "OUT"}, true, true},
 		"pack texts":                      {texts, []string{"pack", "SOURCE", "OUT"}, true, false},
 		"pack tokens":                     {tokens, []string{"pack", "--from", "tokens", "SOURCE", "OUT"}, true, false},
-		"pack several":                    {texts, []string{"pack", good.source(), "SOURCE", "OUT"}, true, false},
+		"pack several":                    {texts, []string{"pack", good.Source(), "SOURCE", "OUT"}, true, false},
 		"pack a directory and the source": {texts, []string{"pack", local, "SOURCE", "OUT"}, true, false},
-		"pack a part":                     {texts, []string{"pack", "--part", "0/2", good.source(), "SOURCE", "OUT"}, true, false},
+		"pack a part":                     {texts, []string{"pack", "--part", "0/2", good.Source(), "SOURCE", "OUT"}, true, false},
 		"checkpoint ls":                   {checkpoints, []string{"checkpoint", "ls", "SOURCE"}, true, false},
 	} {
 		for how, tell := range dark {
@@ -60,16 +61,16 @@ func TestEachCommandIsPatient(t *testing.T) {
 					}
 					list := tell
 					if lists {
-						list = func(x *exchange) bool { return x.name != "" && tell(x) } // of S3's, a manifest is read as a whole
+						list = func(x *liar.Exchange) bool { return x.Name != "" && tell(x) } // of S3's, a manifest is read as a whole
 					}
-					l := newLiar(t, true, c.files, tell, list)
+					l := liar.S3(t, c.files, tell, list)
 					out := filepath.Join(suite.NewDir(t), "out")
 					if c.mounts {
 						must(t, os.Mkdir(out, 0o755))
 					}
 					var args []string
 					for _, a := range c.args {
-						args = append(args, strings.NewReplacer("SOURCE", l.source(), "OUT", out).Replace(a))
+						args = append(args, strings.NewReplacer("SOURCE", l.Source(), "OUT", out).Replace(a))
 					}
 					ctx, cancel := context.WithTimeout(t.Context(), patience)
 					defer cancel()

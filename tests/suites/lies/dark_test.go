@@ -8,12 +8,12 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 
 	"github.com/hbmfs/hbmfs/cache/origintest"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/suites/lies/liar"
 )
 
 // TestDarkSource has a server list a thousand objects and give none, where the mount needs to know all formats. Patience is for the
@@ -29,28 +29,28 @@ func TestDarkSource(t *testing.T) {
 	must(t, os.WriteFile(chosen, []byte("0\n"), 0o600))
 	for name, c := range map[string]struct {
 		flags []string
-		tell  func(x *exchange)
+		tell  func(x *liar.Exchange)
 		says  string
 	}{
-		"format, errors":  {[]string{"--format", "npy"}, func(x *exchange) { x.text(http.StatusInternalServerError, "") }, "500"},
-		"select, errors":  {[]string{"--select", "all=" + chosen}, func(x *exchange) { x.text(http.StatusInternalServerError, "") }, "500"},
-		"format, silence": {[]string{"--format", "npy"}, func(x *exchange) { <-x.r.Context().Done() }, "no byte came"},
-		"format, cache":   {[]string{"--format", "npy", "--cache-dir", suite.NewDir(t)}, func(x *exchange) { x.text(http.StatusInternalServerError, "") }, "500"},
-		"inspect":         {nil, func(x *exchange) { x.text(http.StatusInternalServerError, "") }, "500"},
+		"format, errors":  {[]string{"--format", "npy"}, func(x *liar.Exchange) { x.Text(http.StatusInternalServerError, "") }, "500"},
+		"select, errors":  {[]string{"--select", "all=" + chosen}, func(x *liar.Exchange) { x.Text(http.StatusInternalServerError, "") }, "500"},
+		"format, silence": {[]string{"--format", "npy"}, func(x *liar.Exchange) { <-x.R.Context().Done() }, "no byte came"},
+		"format, cache":   {[]string{"--format", "npy", "--cache-dir", suite.NewDir(t)}, func(x *liar.Exchange) { x.Text(http.StatusInternalServerError, "") }, "500"},
+		"inspect":         {nil, func(x *liar.Exchange) { x.Text(http.StatusInternalServerError, "") }, "500"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var asked sync.Map
-			l := newLiar(t, true, files, func(x *exchange) bool {
-				asked.Store(x.name, true)
+			l := liar.S3(t, files, func(x *liar.Exchange) bool {
+				asked.Store(x.Name, true)
 				c.tell(x)
 				return true
 			}, nil)
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
-			args := append([]string{"mount", "-f", "--patience", "2s", l.source(), suite.NewDir(t)}, c.flags...)
+			args := append([]string{"mount", "-f", "--patience", "2s", l.Source(), suite.NewDir(t)}, c.flags...)
 			if c.flags == nil {
-				args = []string{"inspect", "--patience", "2s", l.source()}
+				args = []string{"inspect", "--patience", "2s", l.Source()}
 			}
 			cmd := suite.Command(ctx, args...)
 			cmd.Env = append(os.Environ(), "GOMAXPROCS=2") // of which the number of objects that are read at once follows
@@ -74,20 +74,20 @@ func TestKilledCommand(t *testing.T) {
 	for _, name := range []string{"listing", "recognizing"} {
 		t.Run(name, func(t *testing.T) {
 			asked := make(chan struct{}, 1)
-			wait := func(x *exchange) bool {
+			wait := func(x *liar.Exchange) bool {
 				select {
 				case asked <- struct{}{}:
 				default:
 				}
-				<-x.r.Context().Done()
+				<-x.R.Context().Done()
 				return true
 			}
-			read, list := wait, (func(*exchange) bool)(nil)
+			read, list := wait, (func(*liar.Exchange) bool)(nil)
 			if name == "listing" {
 				read, list = list, wait
 			}
-			l := newLiar(t, true, map[string][]byte{"shard.npy": {1}}, read, list)
-			cmd := suite.Command(t.Context(), "mount", "--patience", "1h", "--format", "npy", "--log-file", filepath.Join(suite.NewDir(t), "log"), l.source(), suite.NewDir(t))
+			l := liar.S3(t, map[string][]byte{"shard.npy": {1}}, read, list)
+			cmd := suite.Command(t.Context(), "mount", "--patience", "1h", "--format", "npy", "--log-file", filepath.Join(suite.NewDir(t), "log"), l.Source(), suite.NewDir(t))
 			must(t, cmd.Start())
 			<-asked
 			var daemon int
@@ -107,30 +107,5 @@ func TestKilledCommand(t *testing.T) {
 				must(t, syscall.Kill(daemon, syscall.SIGKILL))
 			}
 		})
-	}
-}
-
-// TestListingThatFailsWithStatus200 has the first pages be errors under a status of success, as S3 sends them when it learns of a
-// failure late. They are asked for again.
-func TestListingThatFailsWithStatus200(t *testing.T) {
-	blackbox.NeedFUSE(t)
-	t.Parallel()
-	var asked atomic.Int64
-	files := map[string][]byte{"shard": origintest.Data(600_000, 1), "below/shard": origintest.Data(1000, 2)}
-	l := newLiar(t, true, files, nil, func(x *exchange) bool {
-		if !isList(x) || asked.Add(1) > 3 {
-			return false
-		}
-		x.text(http.StatusOK, `<?xml version="1.0" encoding="UTF-8"?>`+"\n<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>")
-		return true
-	})
-	m := mount(t, l.source(), "")
-	for name, data := range files {
-		if err := readThrough(m.Path(name), data); err != nil {
-			t.Error(err)
-		}
-	}
-	if n := asked.Load(); n < 4 {
-		t.Errorf("%d pages were asked for", n)
 	}
 }

@@ -1,5 +1,5 @@
-// Package lies_test tests the built hbmfs over servers that lie about bytes and listings, deny files, or are not there: a mount fails with the
-// reason or serves the truth. Servers that are real and honest are in tests/suites/origins.
+// Package lies_test tests the built hbmfs over servers that lie about bytes, deny files, or are not there: a mount fails with the
+// reason or serves the truth. Lies about listings are in tests/suites/lies/listings, and tests/suites/origins has servers that are real and honest.
 package lies_test
 
 import (

@@ -5,10 +5,8 @@ import (
 	"compress/gzip"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"net/http"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -19,6 +17,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/cache/origintest"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/suites/lies/liar"
 )
 
 // hasty and patient are how long the reader of a lie waits: one that is told for ever is tried again until it is over.
@@ -29,7 +28,7 @@ const (
 
 // lie is an answer to a request for a range that contradicts the request, the listing or itself, or never ends.
 type lie struct {
-	tell func(x *exchange)
+	tell func(x *liar.Exchange)
 	want error // of the reader; nil where the bytes are right after all, and must be taken
 	once bool  // it is not tried again
 	web  bool  // only a web server's: S3 has no redirects, and another meaning for these
@@ -46,35 +45,37 @@ func zipped(p []byte) []byte {
 // lies are told about files of these names.
 func lies() map[string]lie {
 	const eio, estale, eacces = syscall.EIO, syscall.ESTALE, syscall.EACCES
-	ranged := func(x *exchange) string { return "Content-Range: " + x.truth() + "\r\n" }
+	ranged := func(x *liar.Exchange) string { return "Content-Range: " + x.Truth() + "\r\n" }
 	length := func(n int) string { return "Content-Length: " + strconv.Itoa(n) + "\r\n\r\n" }
 	chunk := func(p []byte) string { return fmt.Sprintf("%x\r\n%s\r\n", len(p), p) }
-	header := func(pairs ...string) func(*exchange) {
-		return func(x *exchange) { x.answer(x.right(), pairs...) }
+	header := func(pairs ...string) func(*liar.Exchange) {
+		return func(x *liar.Exchange) { x.Answer(x.Right(), pairs...) }
 	}
-	status := func(code int, body string) func(*exchange) {
-		return func(x *exchange) { x.text(code, body) }
+	status := func(code int, body string) func(*liar.Exchange) {
+		return func(x *liar.Exchange) { x.Text(code, body) }
 	}
 	return map[string]lie{
 		// Encodings.
-		"gzip-with-its-length": {tell: func(x *exchange) { x.answer(zipped(x.right()), "Content-Encoding", "gzip") }, want: eio, once: true},
-		"gzip-without-length": {tell: func(x *exchange) {
-			x.answer(zipped(x.right()), "Content-Encoding", "gzip", "Content-Length", "")
+		"gzip-with-its-length": {tell: func(x *liar.Exchange) { x.Answer(zipped(x.Right()), "Content-Encoding", "gzip") }, want: eio, once: true},
+		"gzip-without-length": {tell: func(x *liar.Exchange) {
+			x.Answer(zipped(x.Right()), "Content-Encoding", "gzip", "Content-Length", "")
 		}, want: eio, once: true},
-		"gzip-in-name-only":  {tell: header("Content-Encoding", "gzip"), want: eio, once: true},
-		"unknown-encoding":   {tell: header("Content-Encoding", "x-secret"), want: eio, once: true},
-		"encoded-transfer":   {tell: func(x *exchange) { x.wire("206 P", ranged(x), "Transfer-Encoding: gzip\r\n\r\n", zipped(x.right())) }, want: eio},
+		"gzip-in-name-only": {tell: header("Content-Encoding", "gzip"), want: eio, once: true},
+		"unknown-encoding":  {tell: header("Content-Encoding", "x-secret"), want: eio, once: true},
+		"encoded-transfer": {tell: func(x *liar.Exchange) {
+			x.Wire("206 P", ranged(x), "Transfer-Encoding: gzip\r\n\r\n", zipped(x.Right()))
+		}, want: eio},
 		"identity":           {tell: header("Content-Encoding", "identity")},
 		"stored-aws-chunked": {tell: header("Content-Encoding", "aws-chunked")},
 
 		// Statuses.
-		"whole-with-more": {tell: func(x *exchange) {
-			x.headers("Content-Length", strconv.Itoa(len(x.data)+1))
-			x.w.WriteHeader(http.StatusOK)
-			_, _ = x.w.Write(append(bytes.Clone(x.data), 'x')) // they may have hung up
+		"whole-with-more": {tell: func(x *liar.Exchange) {
+			x.Headers("Content-Length", strconv.Itoa(len(x.Data)+1))
+			x.W.WriteHeader(http.StatusOK)
+			_, _ = x.W.Write(append(bytes.Clone(x.Data), 'x')) // they may have hung up
 		}, want: eio},
-		"whole-without-length": {tell: func(x *exchange) { x.wire("200 OK", "\r\n", x.data) }, want: eio, once: true},
-		"login-page":           {tell: func(x *exchange) { x.text(http.StatusOK, "<html><body>Log in!</body></html>") }, want: eio},
+		"whole-without-length": {tell: func(x *liar.Exchange) { x.Wire("200 OK", "\r\n", x.Data) }, want: eio, once: true},
+		"login-page":           {tell: func(x *liar.Exchange) { x.Text(http.StatusOK, "<html><body>Log in!</body></html>") }, want: eio},
 		"accepted":             {tell: status(http.StatusAccepted, "<?xml version=\"1.0\"?><Later></Later>"), want: eio},
 		"no-content":           {tell: status(http.StatusNoContent, ""), want: eio},
 		"not-modified":         {tell: status(http.StatusNotModified, ""), want: eio, once: true},
@@ -84,90 +85,98 @@ func lies() map[string]lie {
 		"denied":               {tell: status(http.StatusForbidden, "<Error><Code>AccessDenied</Code></Error>"), want: eacces},
 		"replaced":             {tell: status(http.StatusPreconditionFailed, "<Error><Code>PreconditionFailed</Code></Error>"), want: estale},
 		"shrunk":               {tell: status(http.StatusRequestedRangeNotSatisfiable, "<Error><Code>InvalidRange</Code></Error>"), want: estale},
-		"redirect-to-itself":   {tell: func(x *exchange) { http.Redirect(x.w, x.r, x.r.URL.Path, http.StatusFound) }, want: eio, once: true},
-		"redirect-to-a-file":   {tell: func(x *exchange) { http.Redirect(x.w, x.r, "file:///etc/passwd", http.StatusFound) }, want: eio, once: true},
-		"redirect-here": {tell: func(x *exchange) {
-			if x.r.URL.RawQuery != "" {
-				x.answer(x.right())
+		"redirect-to-itself":   {tell: func(x *liar.Exchange) { http.Redirect(x.W, x.R, x.R.URL.Path, http.StatusFound) }, want: eio, once: true},
+		"redirect-to-a-file":   {tell: func(x *liar.Exchange) { http.Redirect(x.W, x.R, "file:///etc/passwd", http.StatusFound) }, want: eio, once: true},
+		"redirect-here": {tell: func(x *liar.Exchange) {
+			if x.R.URL.RawQuery != "" {
+				x.Answer(x.Right())
 				return
 			}
-			http.Redirect(x.w, x.r, x.r.URL.Path+"?again", http.StatusTemporaryRedirect)
+			http.Redirect(x.W, x.R, x.R.URL.Path+"?again", http.StatusTemporaryRedirect)
 		}, web: true},
 
 		// Ranges and totals.
-		"next-range": {tell: func(x *exchange) {
-			x.answer(x.right(), "Content-Range", fmt.Sprintf("bytes %d-%d/%d", x.from+1, x.to, len(x.data)))
+		"next-range": {tell: func(x *liar.Exchange) {
+			x.Answer(x.Right(), "Content-Range", fmt.Sprintf("bytes %d-%d/%d", x.From+1, x.To, len(x.Data)))
 		}, want: eio},
-		"range-of-less": {tell: func(x *exchange) {
-			x.answer(x.right()[:100], "Content-Range", fmt.Sprintf("bytes %d-%d/%d", x.from, x.from+99, len(x.data)))
+		"range-of-less": {tell: func(x *liar.Exchange) {
+			x.Answer(x.Right()[:100], "Content-Range", fmt.Sprintf("bytes %d-%d/%d", x.From, x.From+99, len(x.Data)))
 		}, want: eio},
-		"other-total": {tell: func(x *exchange) {
-			x.answer(x.right(), "Content-Range", fmt.Sprintf("bytes %d-%d/%d", x.from, x.to-1, len(x.data)*10))
+		"other-total": {tell: func(x *liar.Exchange) {
+			x.Answer(x.Right(), "Content-Range", fmt.Sprintf("bytes %d-%d/%d", x.From, x.To-1, len(x.Data)*10))
 		}, want: estale},
-		"unknown-total":  {tell: func(x *exchange) { x.answer(x.right(), "Content-Range", fmt.Sprintf("bytes %d-%d/*", x.from, x.to-1)) }, want: eio},
+		"unknown-total": {tell: func(x *liar.Exchange) {
+			x.Answer(x.Right(), "Content-Range", fmt.Sprintf("bytes %d-%d/*", x.From, x.To-1))
+		}, want: eio},
 		"negative-range": {tell: header("Content-Range", "bytes -1--1/-1"), want: estale},
-		"other-unit": {tell: func(x *exchange) {
-			x.answer(x.right(), "Content-Range", strings.Replace(x.truth(), "bytes", "tokens", 1))
+		"other-unit": {tell: func(x *liar.Exchange) {
+			x.Answer(x.Right(), "Content-Range", strings.Replace(x.Truth(), "bytes", "tokens", 1))
 		}, want: eio},
 		"no-range": {tell: header("Content-Range", ""), want: eio},
-		"several-ranges": {tell: func(x *exchange) {
-			x.answer([]byte("--x\r\n\r\nA\r\n--x--"), "Content-Range", "", "Content-Type", "multipart/byteranges; boundary=x")
+		"several-ranges": {tell: func(x *liar.Exchange) {
+			x.Answer([]byte("--x\r\n\r\nA\r\n--x--"), "Content-Range", "", "Content-Type", "multipart/byteranges; boundary=x")
 		}, want: eio},
 		"several-by-name": {tell: header("Content-Type", "multipart/byteranges; boundary=x"), want: eio},
-		"ranges-that-vary": {tell: func(x *exchange) {
-			x.w.Header()["Content-range"] = []string{"bytes 0-1/2"}
-			x.answer(x.right())
+		"ranges-that-vary": {tell: func(x *liar.Exchange) {
+			x.W.Header()["Content-range"] = []string{"bytes 0-1/2"}
+			x.Answer(x.Right())
 		}, want: eio},
 
 		// Lengths and ends.
-		"says-less":  {tell: func(x *exchange) { x.answer(x.right()[:len(x.right())/2]) }, want: eio},
-		"says-more":  {tell: func(x *exchange) { x.answer(append(bytes.Clone(x.right()), 1, 2, 3)) }, want: eio},
-		"ends-early": {tell: func(x *exchange) { x.wire("206 P", ranged(x), length(len(x.right())), x.right()[:10]) }, want: eio},
-		"two-lengths": {tell: func(x *exchange) {
-			x.wire("206 P", ranged(x), "Content-Length: 1\r\n", length(len(x.right())), x.right())
+		"says-less":  {tell: func(x *liar.Exchange) { x.Answer(x.Right()[:len(x.Right())/2]) }, want: eio},
+		"says-more":  {tell: func(x *liar.Exchange) { x.Answer(append(bytes.Clone(x.Right()), 1, 2, 3)) }, want: eio},
+		"ends-early": {tell: func(x *liar.Exchange) { x.Wire("206 P", ranged(x), length(len(x.Right())), x.Right()[:10]) }, want: eio},
+		"two-lengths": {tell: func(x *liar.Exchange) {
+			x.Wire("206 P", ranged(x), "Content-Length: 1\r\n", length(len(x.Right())), x.Right())
 		}, want: eio},
-		"no-length":           {tell: func(x *exchange) { x.wire("206 P", ranged(x), "\r\n", x.right()) }},
-		"chunked":             {tell: header("Content-Length", "")},
-		"chunked-and-more":    {tell: func(x *exchange) { x.answer(append(bytes.Clone(x.right()), 1, 2, 3), "Content-Length", "") }, want: eio},
-		"chunked-and-less":    {tell: func(x *exchange) { x.answer(x.right()[:len(x.right())-1], "Content-Length", "") }, want: eio},
-		"chunked-without-end": {tell: func(x *exchange) { x.wire("206 P", ranged(x), "Transfer-Encoding: chunked\r\n\r\n", chunk(x.right())) }, want: eio},
-		"endless": {tell: func(x *exchange) {
-			x.answer(x.right(), "Content-Length", "")
-			x.forever(strings.Repeat("more", 1000), 0)
+		"no-length":        {tell: func(x *liar.Exchange) { x.Wire("206 P", ranged(x), "\r\n", x.Right()) }},
+		"chunked":          {tell: header("Content-Length", "")},
+		"chunked-and-more": {tell: func(x *liar.Exchange) { x.Answer(append(bytes.Clone(x.Right()), 1, 2, 3), "Content-Length", "") }, want: eio},
+		"chunked-and-less": {tell: func(x *liar.Exchange) { x.Answer(x.Right()[:len(x.Right())-1], "Content-Length", "") }, want: eio},
+		"chunked-without-end": {tell: func(x *liar.Exchange) {
+			x.Wire("206 P", ranged(x), "Transfer-Encoding: chunked\r\n\r\n", chunk(x.Right()))
 		}, want: eio},
-		"followed-by-rubbish": {tell: func(x *exchange) { x.wire("206 P", ranged(x), length(len(x.right())), x.right(), "rubbish\r\n\r\n") }},
-		"endless-header":      {tell: func(x *exchange) { x.wire("206 P", strings.Repeat("X-More: "+strings.Repeat("x", 1000)+"\r\n", 5000)) }, want: eio},
-		"endless-continue": {tell: func(x *exchange) {
-			x.wire("100 Continue", "\r\n", strings.Repeat("HTTP/1.1 100 Continue\r\n\r\n", 1000))
+		"endless": {tell: func(x *liar.Exchange) {
+			x.Answer(x.Right(), "Content-Length", "")
+			x.Forever(strings.Repeat("more", 1000), 0)
 		}, want: eio},
-		"no-http": {tell: func(x *exchange) { x.wire("\x00\xff") }, want: eio},
+		"followed-by-rubbish": {tell: func(x *liar.Exchange) {
+			x.Wire("206 P", ranged(x), length(len(x.Right())), x.Right(), "rubbish\r\n\r\n")
+		}},
+		"endless-header": {tell: func(x *liar.Exchange) {
+			x.Wire("206 P", strings.Repeat("X-More: "+strings.Repeat("x", 1000)+"\r\n", 5000))
+		}, want: eio},
+		"endless-continue": {tell: func(x *liar.Exchange) {
+			x.Wire("100 Continue", "\r\n", strings.Repeat("HTTP/1.1 100 Continue\r\n\r\n", 1000))
+		}, want: eio},
+		"no-http": {tell: func(x *liar.Exchange) { x.Wire("\x00\xff") }, want: eio},
 
 		// Versions.
 		"other-version": {tell: header("ETag", `"other"`), want: estale},
 		"no-version":    {tell: header("ETag", "", "Last-Modified", ""), want: eio},
-		"weak-version":  {tell: func(x *exchange) { x.answer(x.right(), "ETag", "W/"+x.tag) }, want: estale},
+		"weak-version":  {tell: func(x *liar.Exchange) { x.Answer(x.Right(), "ETag", "W/"+x.Tag) }, want: estale},
 
 		// Time.
-		"silent": {tell: func(x *exchange) { <-x.r.Context().Done() }, want: eio},
-		"stalls": {tell: func(x *exchange) {
-			x.headers("Content-Range", x.truth(), "Content-Length", strconv.Itoa(len(x.right())))
-			x.w.WriteHeader(http.StatusPartialContent)
-			_, _ = x.w.Write(x.right()[:1000]) // they may have hung up
-			_ = http.NewResponseController(x.w).Flush()
-			<-x.r.Context().Done()
+		"silent": {tell: func(x *liar.Exchange) { <-x.R.Context().Done() }, want: eio},
+		"stalls": {tell: func(x *liar.Exchange) {
+			x.Headers("Content-Range", x.Truth(), "Content-Length", strconv.Itoa(len(x.Right())))
+			x.W.WriteHeader(http.StatusPartialContent)
+			_, _ = x.W.Write(x.Right()[:1000]) // they may have hung up
+			_ = http.NewResponseController(x.W).Flush()
+			<-x.R.Context().Done()
 		}, want: eio},
-		"drips": {tell: func(x *exchange) {
-			x.headers("Content-Range", x.truth(), "Content-Length", strconv.Itoa(len(x.right())))
-			x.w.WriteHeader(http.StatusPartialContent)
-			for _, c := range x.right() {
-				_, _ = x.w.Write([]byte{c}) // they may have hung up
-				if http.NewResponseController(x.w).Flush() != nil || x.r.Context().Err() != nil {
+		"drips": {tell: func(x *liar.Exchange) {
+			x.Headers("Content-Range", x.Truth(), "Content-Length", strconv.Itoa(len(x.Right())))
+			x.W.WriteHeader(http.StatusPartialContent)
+			for _, c := range x.Right() {
+				_, _ = x.W.Write([]byte{c}) // they may have hung up
+				if http.NewResponseController(x.W).Flush() != nil || x.R.Context().Err() != nil {
 					return
 				}
 				time.Sleep(20 * time.Millisecond)
 			}
 		}, want: eio},
-		"a-byte-each": {tell: func(x *exchange) { x.wire("206 P", ranged(x), length(len(x.right())), x.right()[:1]) }, want: eio},
+		"a-byte-each": {tell: func(x *liar.Exchange) { x.Wire("206 P", ranged(x), length(len(x.Right())), x.Right()[:1]) }, want: eio},
 	}
 }
 
@@ -185,39 +194,39 @@ func TestLiesAboutBytes(t *testing.T) {
 					once := l.once || !errors.Is(l.want, syscall.EIO)
 					return l.web && name != "http" || once != (kind == "once")
 				})
-				tellAll(t, makerOf(name), told, patience)
+				tellAll(t, liar.Of(name), told, patience)
 			})
 		}
 	}
 }
 
-func tellAll(t *testing.T, liarOf maker, told map[string]lie, patience time.Duration) {
+func tellAll(t *testing.T, liarOf liar.Maker, told map[string]lie, patience time.Duration) {
 	files := map[string][]byte{}
 	for name := range told {
 		files[name] = origintest.Data(300_000+len(name), name[0])
 	}
-	l := liarOf(t, files, func(x *exchange) bool { told[x.name].tell(x); return true }, nil)
+	l := liarOf(t, files, func(x *liar.Exchange) bool { told[x.Name].tell(x); return true }, nil)
 	cached := suite.NewDir(t)
 	flags := []string{"--cache-dir", cached, "--cache-segment", "1MiB", "--connections", "128", "--patience"}
-	m := mount(t, l.source(), "", append(flags, patience.String())...)
+	m := mount(t, l.Source(), "", append(flags, patience.String())...)
 	var wg sync.WaitGroup
 	for name, lie := range told {
 		wg.Go(func() {
-			if err := readThrough(m.Path(name), files[name]); !errors.Is(err, lie.want) {
+			if err := liar.ReadThrough(m.Path(name), files[name]); !errors.Is(err, lie.want) {
 				t.Errorf("%s: %v, want %v", name, err, lie.want)
 			}
 		})
 	}
 	wg.Wait()
-	l.honest.Store(true)
-	again := mount(t, l.source(), "", append(flags, patient.String())...)
+	l.Honest.Store(true)
+	again := mount(t, l.Source(), "", append(flags, patient.String())...)
 	mounts := []*mounted{again}
 	if patience == patient { // and no machine is too slow for it
 		mounts = append(mounts, m)
 	}
 	for _, m := range mounts {
-		for _, name := range slices.Sorted(maps.Keys(l.files)) {
-			if err := readThrough(m.Path(name), l.files[name]); err != nil {
+		for _, name := range slices.Sorted(maps.Keys(l.Files)) {
+			if err := liar.ReadThrough(m.Path(name), l.Files[name]); err != nil {
 				t.Errorf("%s, of a server that is honest again: %v", name, err)
 			}
 		}
@@ -228,39 +237,4 @@ func tellAll(t *testing.T, liarOf maker, told map[string]lie, patience time.Dura
 	if t.Failed() {
 		t.Logf("log:\n%s", m.LogText(t))
 	}
-}
-
-// maker makes a liar of some kind.
-type maker func(t testing.TB, files map[string][]byte, read, list func(x *exchange) bool) *liar
-
-func makerOf(kind string) maker {
-	if kind == "gs" {
-		return newGSLiar
-	}
-	return func(t testing.TB, files map[string][]byte, read, list func(x *exchange) bool) *liar {
-		return newLiar(t, kind == "s3", files, read, list)
-	}
-}
-
-// errOtherBytes is what no lie may lead to.
-var errOtherBytes = errors.New("other bytes than the file's")
-
-// readThrough reads a file to its end or an error, and compares all that came.
-func readThrough(path string, want []byte) (err error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	got := make([]byte, len(want)+1)
-	n, err := io.ReadFull(f, got)
-	switch {
-	case !bytes.Equal(got[:n], want[:min(n, len(want))]):
-		return fmt.Errorf("%w: within %d", errOtherBytes, n)
-	case n == len(want) && errors.Is(err, io.ErrUnexpectedEOF):
-		return nil
-	case n != len(want) && (err == nil || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF)):
-		return fmt.Errorf("%w: it ends after %d of %d", errOtherBytes, n, len(want))
-	}
-	return err
 }

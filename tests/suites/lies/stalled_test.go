@@ -12,11 +12,12 @@ import (
 
 	"github.com/hbmfs/hbmfs/cache/origintest"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/suites/lies/liar"
 )
 
 // stalledSite is a server of healthy objects and of some that stall once they are looked at after the mount has recognized formats.
 type stalledSite struct {
-	*liar
+	*liar.Liar
 	stalls atomic.Bool
 	asked  atomic.Int64 // of stalled objects
 }
@@ -30,18 +31,18 @@ func newStalledSite(t testing.TB, stalled, healthy int, drips bool) *stalledSite
 		files[fmt.Sprintf("healthy-%03d", i)] = origintest.Data(256<<10, byte(i))
 	}
 	s := &stalledSite{}
-	s.liar = newLiar(t, true, files, func(x *exchange) bool {
-		if !s.stalls.Load() || !strings.HasPrefix(x.name, "stalled") {
+	s.Liar = liar.S3(t, files, func(x *liar.Exchange) bool {
+		if !s.stalls.Load() || !strings.HasPrefix(x.Name, "stalled") {
 			return false
 		}
 		s.asked.Add(1)
 		if !drips {
-			<-x.r.Context().Done()
+			<-x.R.Context().Done()
 			return true
 		}
-		x.headers("Content-Range", x.truth(), "Content-Length", fmt.Sprint(x.to-x.from), "ETag", x.tag)
-		x.w.WriteHeader(206)
-		x.forever("x", time.Second)
+		x.Headers("Content-Range", x.Truth(), "Content-Length", fmt.Sprint(x.To-x.From), "ETag", x.Tag)
+		x.W.WriteHeader(206)
+		x.Forever("x", time.Second)
 		return true
 	}, nil)
 	return s
@@ -51,7 +52,7 @@ func newStalledSite(t testing.TB, stalled, healthy int, drips bool) *stalledSite
 func (s *stalledSite) readers(m *blackbox.Mount) (read *atomic.Int64, end func()) {
 	read = &atomic.Int64{}
 	var wg sync.WaitGroup
-	for name := range s.files {
+	for name := range s.Files {
 		if strings.HasPrefix(name, "stalled") {
 			wg.Go(func() {
 				if _, err := os.ReadFile(m.Path(name)); err == nil {
@@ -77,7 +78,7 @@ func TestHealthyBesideStalled(t *testing.T) {
 			if cached {
 				flags = []string{"--cache-dir", suite.NewDir(t)}
 			}
-			m := mount(t, s.source(), "", flags...)
+			m := mount(t, s.Source(), "", flags...)
 			if !blackbox.Within(patience, func() bool { return !m.Status(t).Indexing }) {
 				t.Fatal("the formats are not recognized")
 			}
@@ -89,7 +90,7 @@ func TestHealthyBesideStalled(t *testing.T) {
 			}
 			for i := range 50 {
 				name := fmt.Sprintf("healthy-%03d", i)
-				if err := readThrough(m.Path(name), s.files[name]); err != nil {
+				if err := liar.ReadThrough(m.Path(name), s.Files[name]); err != nil {
 					t.Error(err)
 				}
 			}
@@ -113,7 +114,7 @@ func BenchmarkHealthyBesideStalled(b *testing.B) {
 					if cached {
 						flags = append(flags, "--cache-dir", suite.NewDir(b))
 					}
-					m, err := suite.Mount(b.Context(), s.source(), suite.NewDir(b), flags...)
+					m, err := suite.Mount(b.Context(), s.Source(), suite.NewDir(b), flags...)
 					must(b, err)
 					defer func() { must(b, m.Close()) }()
 					time.Sleep(2 * time.Second) // formats are recognized
@@ -122,7 +123,7 @@ func BenchmarkHealthyBesideStalled(b *testing.B) {
 						name := fmt.Sprintf("healthy-%03d", next)
 						next++
 						began := time.Now()
-						must(b, readThrough(m.Path(name), s.files[name]))
+						must(b, liar.ReadThrough(m.Path(name), s.Files[name]))
 						return time.Since(began)
 					}
 					var normal, early, late []time.Duration

@@ -16,13 +16,14 @@ import (
 
 	"github.com/hbmfs/hbmfs/cache/origintest"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/suites/lies/liar"
 )
 
 // TestNobodyIsThere mounts what is no server, or none that can be talked to. The command fails at once and says why.
 func TestNobodyIsThere(t *testing.T) {
 	blackbox.NeedFUSE(t)
 	t.Parallel()
-	plain := newLiar(t, false, map[string][]byte{"shard": {1}}, nil, nil)
+	plain := liar.HTTP(t, map[string][]byte{"shard": {1}}, nil, nil)
 	authority := strings.TrimPrefix(plain.URL, "http://")
 	nobody := freePort(t)
 	secure := httptest.NewUnstartedServer(plain)
@@ -72,21 +73,21 @@ func TestMountSaysWhyItWaits(t *testing.T) {
 	blackbox.NeedFUSE(t)
 	t.Parallel()
 	for name, c := range map[string]struct {
-		tell func(x *exchange)
+		tell func(x *liar.Exchange)
 		want string
 	}{
-		"it fails":      {func(x *exchange) { x.text(http.StatusServiceUnavailable, "") }, "trying again, because the server answers 503"},
-		"it is silent":  {func(x *exchange) { <-x.r.Context().Done() }, "waiting, because the server has not answered yet"},
-		"it hangs up":   {func(*exchange) { panic(http.ErrAbortHandler) }, "trying again, because the server hung up"},
-		"it is no HTTP": {func(x *exchange) { x.wire("\x00") }, "trying again, because"},
+		"it fails":      {func(x *liar.Exchange) { x.Text(http.StatusServiceUnavailable, "") }, "trying again, because the server answers 503"},
+		"it is silent":  {func(x *liar.Exchange) { <-x.R.Context().Done() }, "waiting, because the server has not answered yet"},
+		"it hangs up":   {func(*liar.Exchange) { panic(http.ErrAbortHandler) }, "trying again, because the server hung up"},
+		"it is no HTTP": {func(x *liar.Exchange) { x.Wire("\x00") }, "trying again, because"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			l := newLiar(t, false, map[string][]byte{"shard": origintest.Data(1000, 1)}, nil, func(x *exchange) bool { c.tell(x); return true })
+			l := liar.HTTP(t, map[string][]byte{"shard": origintest.Data(1000, 1)}, nil, func(x *liar.Exchange) bool { c.tell(x); return true })
 			point, log := suite.NewDir(t), filepath.Join(suite.NewDir(t), "log")
 			ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 			defer cancel()
-			cmd := suite.Command(ctx, "mount", "--log-file", log, "--patience", "1h", l.source(), point)
+			cmd := suite.Command(ctx, "mount", "--log-file", log, "--patience", "1h", l.Source(), point)
 			said, err := cmd.StderrPipe()
 			must(t, err)
 			must(t, cmd.Start())
@@ -94,7 +95,7 @@ func TestMountSaysWhyItWaits(t *testing.T) {
 			if err != nil || !strings.Contains(line, c.want) {
 				t.Errorf("it says %q, %v; want %q", line, err, c.want)
 			}
-			l.honest.Store(true)
+			l.Honest.Store(true)
 			l.CloseClientConnections() // of what is silent
 			must(t, cmd.Wait())
 			m := suite.At(point)
@@ -119,7 +120,7 @@ func TestMountWaitsForAServer(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			address, point, log := freePort(t), suite.NewDir(t), filepath.Join(suite.NewDir(t), "log")
-			fill := strings.NewReplacer("SOURCE", "http://"+address+"/"+liarBucket+"/", "POINT", point, "LOG", log)
+			fill := strings.NewReplacer("SOURCE", "http://"+address+"/"+liar.Bucket+"/", "POINT", point, "LOG", log)
 			for i := range args {
 				args[i] = fill.Replace(args[i])
 			}
@@ -132,7 +133,7 @@ func TestMountWaitsForAServer(t *testing.T) {
 			if line, err := bufio.NewReader(said).ReadString('\n'); err != nil || !strings.Contains(line, "connection refused") {
 				t.Errorf("it says %q, %v", line, err)
 			}
-			l := newLiar(t, false, map[string][]byte{"shard": {1}}, nil, nil)
+			l := liar.HTTP(t, map[string][]byte{"shard": {1}}, nil, nil)
 			listener, err := net.Listen("tcp", address)
 			must(t, err)
 			server := &http.Server{Handler: l}

@@ -3,15 +3,14 @@ package origins_test
 import (
 	"fmt"
 	"net/http"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 
 	"github.com/hbmfs/hbmfs/internal/observe/status"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/suites/origins/sitetest"
 )
 
 // cacheConfig is nginx as docs/guide/many-nodes.md has it before an origin.
@@ -45,15 +44,15 @@ http {
 `
 
 // newCaches starts caches before a site, each with a proxy before it.
-func newCaches(t *testing.T, s *site, n int) (caches []*proxy, addresses string) {
+func newCaches(t *testing.T, s *sitetest.Site, n int) (caches []*sitetest.Proxy, addresses string) {
 	t.Helper()
-	needNginx(t)
+	servers.NeedNginx(t)
 	var urls []string
 	for range n {
-		started, err := startNginx(nginx.cmd.Path, suite.NewDir(t), strings.ReplaceAll(cacheConfig, "ORIGIN", s.URL))
+		started, err := sitetest.StartNginx(suite.NewDir(t), strings.ReplaceAll(cacheConfig, "ORIGIN", s.URL))
 		must(t, err)
-		t.Cleanup(func() { must(t, started.stop()) })
-		p := newProxy(t, started.socket)
+		t.Cleanup(func() { must(t, started.Stop()) })
+		p := sitetest.NewProxy(t, started.Socket)
 		caches, urls = append(caches, p), append(urls, p.URL)
 	}
 	return caches, strings.Join(urls, ",")
@@ -64,24 +63,24 @@ func newCaches(t *testing.T, s *site, n int) (caches []*proxy, addresses string)
 func shards() map[string][]byte {
 	files := map[string][]byte{}
 	for i := range 20 {
-		files[fmt.Sprintf("train-%02d.bin", i)] = tokens(100<<10 + i)
+		files[fmt.Sprintf("train-%02d.bin", i)] = sitetest.Tokens(100<<10 + i)
 	}
 	return files
 }
 
 // gave is how many bytes a server was asked for of these files.
-func gave(p *proxy, files map[string][]byte) (n int64) {
-	for _, a := range p.asked() {
-		size := int64(len(files[filepath.Base(a.path)]))
-		n += max(0, min(a.to+1, size)-a.from)
+func gave(p *sitetest.Proxy, files map[string][]byte) (n int64) {
+	for _, a := range p.Asked() {
+		size := int64(len(files[filepath.Base(a.Path)]))
+		n += max(0, min(a.To+1, size)-a.From)
 	}
 	return n
 }
 
-func endpoints(t *testing.T, m *mounted) map[string]status.Endpoint {
+func endpoints(t *testing.T, m *sitetest.Mounted) map[string]status.Endpoint {
 	t.Helper()
 	out := map[string]status.Endpoint{}
-	for _, e := range m.status(t).Origin.Endpoints {
+	for _, e := range m.Status(t).Origin.Endpoints {
 		out[e.Name] = e
 	}
 	return out
@@ -90,20 +89,20 @@ func endpoints(t *testing.T, m *mounted) map[string]status.Endpoint {
 // Four nodes read the same dataset at once through two caches: the origin gives it once.
 func TestManyNodesReadOnce(t *testing.T) {
 	blackbox.NeedFUSE(t)
-	s, files := newHTTPSite(t), shards()
-	s.putAll(t, files)
+	s, files := servers.HTTPSite(t), shards()
+	s.PutAll(t, files)
 	caches, addresses := newCaches(t, s, 2)
 	var nodes sync.WaitGroup
 	for range 4 {
-		m := mount(t, s.source, "", "--cache-dir", suite.NewDir(t), segmentFlag, "--through", addresses)
-		nodes.Go(func() { m.compare(t, files) })
+		m := servers.Mount(t, s.Source, "", "--cache-dir", suite.NewDir(t), sitetest.SegmentFlag, "--through", addresses)
+		nodes.Go(func() { m.Compare(t, files) })
 	}
 	nodes.Wait()
 	var size int64
 	for _, data := range files {
 		size += int64(len(data))
 	}
-	if n := gave(s.proxy, files); n < size || n > size*102/100 {
+	if n := gave(s.Proxy, files); n < size || n > size*102/100 {
 		t.Errorf("the origin gave %d bytes of %d", n, size)
 	}
 	if a, b := gave(caches[0], files), gave(caches[1], files); a == 0 || b == 0 || a+b < 4*size {
@@ -115,15 +114,15 @@ func TestManyNodesReadOnce(t *testing.T) {
 func TestCachesThatFail(t *testing.T) {
 	blackbox.NeedFUSE(t)
 	for name, c := range map[string]struct {
-		fault  fault
+		fault  sitetest.Fault
 		answer func(w http.ResponseWriter, r *http.Request) bool
 		wrong  bool
 	}{
-		"goes":        {fault: down},
-		"is out":      {fault: serverFail},
-		"resets":      {fault: reset},
-		"gives half":  {fault: short, wrong: true},
-		"other range": {fault: otherRange, wrong: true},
+		"goes":        {fault: sitetest.Down},
+		"is out":      {fault: sitetest.ServerFail},
+		"resets":      {fault: sitetest.Reset},
+		"gives half":  {fault: sitetest.Short, wrong: true},
+		"other range": {fault: sitetest.OtherRange, wrong: true},
 		"other version": {wrong: true, answer: func(w http.ResponseWriter, r *http.Request) bool {
 			from, to, _ := blackbox.ParseRange(r.Header.Get("Range"))
 			w.Header().Set("ETag", `"other"`)
@@ -135,14 +134,14 @@ func TestCachesThatFail(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s, files := newHTTPSite(t), shards()
-			s.putAll(t, files)
+			s, files := servers.HTTPSite(t), shards()
+			s.PutAll(t, files)
 			caches, addresses := newCaches(t, s, 2)
 			bad := caches[0]
-			m := mount(t, s.source, "", "--cache-dir", suite.NewDir(t), segmentFlag, "--through", addresses)
-			bad.setFault(func(int, asked) fault { return c.fault })
-			bad.setAnswer(c.answer)
-			m.compare(t, files)
+			m := servers.Mount(t, s.Source, "", "--cache-dir", suite.NewDir(t), sitetest.SegmentFlag, "--through", addresses)
+			bad.SetFault(func(int, sitetest.Asked) sitetest.Fault { return c.fault })
+			bad.SetAnswer(c.answer)
+			m.Compare(t, files)
 			e := endpoints(t, m)
 			if is := e[bad.URL]; (is.Wrong > 0) != c.wrong || is.Wrong+is.Failed == 0 {
 				t.Errorf("%+v", is)
@@ -157,48 +156,37 @@ func TestCachesThatFail(t *testing.T) {
 // A bucket is read through another server that has its objects, as a cache of S3 has them.
 func TestBucketThroughCaches(t *testing.T) {
 	blackbox.NeedFUSE(t)
-	s, files := newS3Site(t), shards()
-	s.putAll(t, files)
-	near := newProxy(t, s3.socket)
-	source := strings.Replace(s.source, "endpoint="+s.URL, "endpoint="+near.URL+"&origin="+s.URL, 1)
-	m := mount(t, source, "", "--cache-dir", suite.NewDir(t), segmentFlag)
-	m.compare(t, files)
-	if len(s.asked()) > 0 || len(near.asked()) == 0 {
-		t.Errorf("%d ranges of the origin, %d of the cache", len(s.asked()), len(near.asked()))
+	s, files := servers.S3Site(t), shards()
+	s.PutAll(t, files)
+	near := sitetest.NewProxy(t, s3.Socket)
+	source := strings.Replace(s.Source, "endpoint="+s.URL, "endpoint="+near.URL+"&origin="+s.URL, 1)
+	m := servers.Mount(t, source, "", "--cache-dir", suite.NewDir(t), sitetest.SegmentFlag)
+	m.Compare(t, files)
+	if len(s.Asked()) > 0 || len(near.Asked()) == 0 {
+		t.Errorf("%d ranges of the origin, %d of the cache", len(s.Asked()), len(near.Asked()))
 	}
 }
 
 // A mount of one object goes on with another daemon: it asks for the same object, from the same cache.
 func TestOneObjectOutlivesItsDaemon(t *testing.T) {
 	blackbox.NeedRoot(t)
-	s := newS3Site(t)
-	data := tokens(4 << 20)
-	s.put(t, "deep/train.bin", data)
-	near := newProxy(t, s3.socket)
+	s := servers.S3Site(t)
+	data := sitetest.Tokens(4 << 20)
+	s.Put(t, "deep/train.bin", data)
+	near := sitetest.NewProxy(t, s3.Socket)
 	for name, source := range map[string]string{
-		"alone":   strings.Replace(s.source, "?", "/deep/train.bin?", 1),
-		"through": strings.Replace(strings.Replace(s.source, "?", "/deep/train.bin?", 1), "endpoint="+s.URL, "endpoint="+near.URL+"&origin="+s.URL, 1),
+		"alone":   strings.Replace(s.Source, "?", "/deep/train.bin?", 1),
+		"through": strings.Replace(strings.Replace(s.Source, "?", "/deep/train.bin?", 1), "endpoint="+s.URL, "endpoint="+near.URL+"&origin="+s.URL, 1),
 	} {
 		t.Run(name, func(t *testing.T) {
-			m := &mounted{point: suite.NewDir(t), log: filepath.Join(suite.NewDir(t), "log")}
-			var err error
-			m.Mount, err = suite.Mount(t.Context(), source, m.point, "--log-file", m.log)
-			must(t, err)
-			m.pid, err = m.DaemonPID()
-			must(t, err)
-			t.Cleanup(func() { m.end(t) })
-			first := m.pid
-			must(t, syscall.Kill(first, syscall.SIGKILL))
-			if !blackbox.Within(patience, func() bool {
-				m.pid, err = m.DaemonPID()
-				return err == nil && m.pid != first
-			}) {
-				if text, _ := os.ReadFile(m.log); strings.Contains(string(text), "6.9") { // an older kernel, which the log names
+			m := servers.MountKept(t, source)
+			if !m.GoesOn(t) {
+				if strings.Contains(m.LogText(t), "6.9") { // an older kernel, which the log names
 					t.Skip("no daemon goes on with the mount of another here")
 				}
-				t.Fatalf("no daemon goes on: %v\n%s", err, m.logText(t))
+				t.Fatalf("no daemon goes on\n%s", m.LogText(t))
 			}
-			m.compare(t, map[string][]byte{"train.bin": data})
+			m.Compare(t, map[string][]byte{"train.bin": data})
 		})
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/cache/origintest"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/suites/origins/sitetest"
 )
 
 // shown are the files that a mount with a cache shows for those of a source: MDS shards are decoded, and their index
@@ -68,12 +69,12 @@ func TestFilesInZstd(t *testing.T) {
 	want := map[string][]byte{
 		"two": slices.Concat(data, data), "many": bytes.Repeat([]byte("more"), 1000), "one.bin": data, "cut.zst": files["cut.zst"], "as it is": data[:100],
 	}
-	onEverySite(t, func(t *testing.T, s *site) {
-		s.putAll(t, files)
-		flags := []string{"--decode", "--cache-dir", suite.NewDir(t), segmentFlag}
-		m := mount(t, s.source, "", flags...)
+	servers.OnEvery(t, func(t *testing.T, s *sitetest.Site) {
+		s.PutAll(t, files)
+		flags := []string{"--decode", "--cache-dir", suite.NewDir(t), sitetest.SegmentFlag}
+		m := servers.Mount(t, s.Source, "", flags...)
 		for name, data := range want {
-			if err := compareFile(m.Path(name), data); err != nil {
+			if err := sitetest.CompareFile(m.Path(name), data); err != nil {
 				t.Error(err)
 			}
 		}
@@ -81,23 +82,23 @@ func TestFilesInZstd(t *testing.T) {
 			t.Errorf("a file that has more than its first frame says gives %d bytes", len(p))
 		}
 		for _, says := range []string{"cut short", "mount it again to read it"} {
-			if !blackbox.Within(patience, func() bool { return strings.Contains(m.logText(t), says) }) {
-				t.Errorf("the log does not say %q:\n%s", says, m.logText(t))
+			if !blackbox.Within(patience, func() bool { return strings.Contains(m.LogText(t), says) }) {
+				t.Errorf("the log does not say %q:\n%s", says, m.LogText(t))
 			}
 		}
-		m.settled(t)
-		before := len(s.asked())
-		m.kill(t)
-		m = mount(t, s.source, m.point, flags...)
-		for _, a := range s.asked()[before:] {
-			if strings.HasSuffix(a.path, "two.zst") || strings.HasSuffix(a.path, "wrong.zst") {
-				t.Errorf("bytes %d to %d of %s were asked for again", a.from, a.to, a.path)
+		m.Settled(t)
+		before := len(s.Asked())
+		m.Kill(t)
+		m = servers.Mount(t, s.Source, m.Point, flags...)
+		for _, a := range s.Asked()[before:] {
+			if strings.HasSuffix(a.Path, "two.zst") || strings.HasSuffix(a.Path, "wrong.zst") {
+				t.Errorf("bytes %d to %d of %s were asked for again", a.From, a.To, a.Path)
 			}
 		}
 		again := map[string][]byte{"wrong": append(bytes.Clone(data), "more"...)}
 		for name, data := range want {
 			again[name] = data
 		}
-		m.compare(t, again)
+		m.Compare(t, again)
 	})
 }

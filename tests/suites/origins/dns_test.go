@@ -19,6 +19,7 @@ import (
 	"github.com/hbmfs/hbmfs/cache/origintest"
 	"github.com/hbmfs/hbmfs/cache/s3origin"
 	"github.com/hbmfs/hbmfs/layout"
+	"github.com/hbmfs/hbmfs/tests/suites/origins/sitetest"
 )
 
 // names is a name server. It knows every name as this machine, but those that it was told to fail for.
@@ -130,13 +131,13 @@ func TestNamesAreGone(t *testing.T) {
 	for _, f := range []nameFault{noSuchName, serverFails, noAnswer} {
 		t.Run(string(f), func(t *testing.T) {
 			t.Parallel()
-			onEverySite(t, func(t *testing.T, s *site) {
+			servers.OnEvery(t, func(t *testing.T, s *sitetest.Site) {
 				label := string(f) + "-s3"
-				if s.indexed {
+				if s.Indexed {
 					label = string(f) + "-web"
 				}
-				s.putAll(t, map[string][]byte{"shard": []byte("data")})
-				source := strings.Replace(s.source, "127.0.0.1", label+".test", 1)
+				s.PutAll(t, map[string][]byte{"shard": []byte("data")})
+				source := strings.Replace(s.Source, "127.0.0.1", label+".test", 1)
 				soon := fetch.Options{Patience: time.Second / 2, Stall: patience}
 				if f == noAnswer {
 					soon.Stall = 0 // that of so short a patience

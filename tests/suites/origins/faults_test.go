@@ -16,24 +16,25 @@ import (
 
 	"github.com/hbmfs/hbmfs/cache/origintest"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/suites/origins/sitetest"
 )
 
 // TestServerFaults has every twentieth answer fail, in all ways in turn. Every byte is right, and no read fails.
 func TestServerFaults(t *testing.T) {
 	blackbox.NeedFUSE(t)
 	t.Parallel()
-	kinds := []fault{serverFail, slowDown, reset, hangUp, short, otherRange, stall}
-	onEverySite(t, func(t *testing.T, s *site) {
+	kinds := []sitetest.Fault{sitetest.ServerFail, sitetest.SlowDown, sitetest.Reset, sitetest.HangUp, sitetest.Short, sitetest.OtherRange, sitetest.Stall}
+	servers.OnEvery(t, func(t *testing.T, s *sitetest.Site) {
 		files := map[string][]byte{"large.bin": origintest.Data(20<<20, 1)}
 		for i := range 150 {
 			files[fmt.Sprintf("small/%03d.bin", i)] = origintest.Data(5000+i, byte(i))
 		}
-		s.putAll(t, files)
+		s.PutAll(t, files)
 		var mu sync.Mutex
-		met := map[fault]int{}
-		s.setFault(func(number int, _ asked) fault {
+		met := map[sitetest.Fault]int{}
+		s.SetFault(func(number int, _ sitetest.Asked) sitetest.Fault {
 			if number%20 != 10 {
-				return none
+				return sitetest.None
 			}
 			kind := kinds[number/20%len(kinds)]
 			mu.Lock()
@@ -42,13 +43,13 @@ func TestServerFaults(t *testing.T) {
 			return kind
 		})
 		// A stall lasts a quarter of patience.
-		m := mount(t, s.source, "", "--patience", "20s", "--cache-dir", suite.NewDir(t), "--cache-segment", "1MiB")
+		m := servers.Mount(t, s.Source, "", "--patience", "20s", "--cache-dir", suite.NewDir(t), "--cache-segment", "1MiB")
 		var wg sync.WaitGroup
 		names := make(chan string)
 		for range 4 {
 			wg.Go(func() {
 				for name := range names {
-					if err := compareFile(m.Path(name), files[name]); err != nil {
+					if err := sitetest.CompareFile(m.Path(name), files[name]); err != nil {
 						t.Error(err)
 					}
 				}
@@ -66,11 +67,11 @@ func TestServerFaults(t *testing.T) {
 				t.Errorf("no answer failed by %q: %v", kind, met)
 			}
 		}
-		if st := m.status(t).Origin; st.Retries == 0 || st.Failed != 0 {
+		if st := m.Status(t).Origin; st.Retries == 0 || st.Failed != 0 {
 			t.Errorf("%+v, want retries and nothing given up", st)
 		}
 		if t.Failed() {
-			t.Logf("log:\n%s", m.logText(t))
+			t.Logf("log:\n%s", m.LogText(t))
 		}
 	})
 }
@@ -80,19 +81,19 @@ func TestServerFaults(t *testing.T) {
 func TestReplacedUnderTheMount(t *testing.T) {
 	blackbox.NeedFUSE(t)
 	t.Parallel()
-	onEverySite(t, func(t *testing.T, s *site) {
+	servers.OnEvery(t, func(t *testing.T, s *sitetest.Site) {
 		before := map[string][]byte{"here.bin": origintest.Data(300_000, 1), "part.bin": origintest.Data(12<<20, 2)}
 		after := map[string][]byte{"here.bin": origintest.Data(300_000, 3), "part.bin": origintest.Data(12<<20, 4)}
-		s.putAll(t, before)
+		s.PutAll(t, before)
 		flags := []string{"--cache-dir", suite.NewDir(t), "--cache-segment", "1MiB"}
-		m := mount(t, s.source, "", flags...)
-		must(t, compareFile(m.Path("here.bin"), before["here.bin"]))
+		m := servers.Mount(t, s.Source, "", flags...)
+		must(t, sitetest.CompareFile(m.Path("here.bin"), before["here.bin"]))
 		part, err := os.Open(m.Path("part.bin"))
 		must(t, err)
 		defer func() { must(t, part.Close()) }()
 		checkRange(t, part, before["part.bin"], 0, 4096)
-		m.settledBut(t, 1)
-		s.putAll(t, after)
+		m.SettledBut(t, 1)
+		s.PutAll(t, after)
 
 		for _, open := range []func() (*os.File, error){
 			func() (*os.File, error) { return os.NewFile(dup(t, part), "part"), nil },
@@ -106,29 +107,21 @@ func TestReplacedUnderTheMount(t *testing.T) {
 			must(t, f.Close())
 		}
 		checkRange(t, part, before["part.bin"], 0, 4096)
-		if err := compareFile(m.Path("here.bin"), before["here.bin"]); err != nil {
+		if err := sitetest.CompareFile(m.Path("here.bin"), before["here.bin"]); err != nil {
 			t.Errorf("an object that is here as it was listed: %v", err)
 		}
-		if log := m.logText(t); !strings.Contains(log, "part.bin") || !strings.Contains(log, "level=ERROR") {
+		if log := m.LogText(t); !strings.Contains(log, "part.bin") || !strings.Contains(log, "level=ERROR") {
 			t.Errorf("the log has no line about the object:\n%s", log)
 		}
 
-		again := mount(t, s.source, "", flags...)
-		again.compare(t, after)
+		again := servers.Mount(t, s.Source, "", flags...)
+		again.Compare(t, after)
 		for name := range after {
 			if inode(t, m.Path(name)) == inode(t, again.Path(name)) {
 				t.Errorf("%s is another object, as the same inode", name)
 			}
 		}
 	})
-}
-
-// settledBut waits until at most n segments are being filled.
-func (m *mounted) settledBut(t *testing.T, n int) {
-	t.Helper()
-	if !blackbox.Within(patience, func() bool { s := m.status(t); return s.Cache.Filling <= n && !s.Indexing }) {
-		t.Fatalf("more than %d segments are being filled: %+v", n, m.status(t).Cache)
-	}
 }
 
 func dup(t *testing.T, f *os.File) uintptr {
@@ -158,13 +151,13 @@ func checkRange(t *testing.T, f *os.File, want []byte, off, n int) {
 func TestServerStops(t *testing.T) {
 	blackbox.NeedFUSE(t)
 	t.Parallel()
-	onEverySite(t, func(t *testing.T, s *site) {
+	servers.OnEvery(t, func(t *testing.T, s *sitetest.Site) {
 		files := map[string][]byte{"here.bin": origintest.Data(300_000, 1), "away.bin": origintest.Data(300_000, 2)}
-		s.putAll(t, files)
-		m := mount(t, s.source, "", "--patience", "5s", "--cache-dir", suite.NewDir(t))
-		must(t, compareFile(m.Path("here.bin"), files["here.bin"]))
-		m.settledBut(t, 1) // the other's head
-		s.setAnswer(func(http.ResponseWriter, *http.Request) bool { panic(http.ErrAbortHandler) })
+		s.PutAll(t, files)
+		m := servers.Mount(t, s.Source, "", "--patience", "5s", "--cache-dir", suite.NewDir(t))
+		must(t, sitetest.CompareFile(m.Path("here.bin"), files["here.bin"]))
+		m.SettledBut(t, 1) // the other's head
+		s.SetAnswer(func(http.ResponseWriter, *http.Request) bool { panic(http.ErrAbortHandler) })
 		away, err := os.Open(m.Path("away.bin"))
 		must(t, err)
 		defer func() { must(t, away.Close()) }()
@@ -174,16 +167,16 @@ func TestServerStops(t *testing.T) {
 		if info, err := os.Stat(m.Path("away.bin")); err != nil || info.Size() != 300_000 {
 			t.Errorf("an object that cannot be fetched: %v, %v", info, err)
 		}
-		if err := compareFile(m.Path("here.bin"), files["here.bin"]); err != nil {
+		if err := sitetest.CompareFile(m.Path("here.bin"), files["here.bin"]); err != nil {
 			t.Errorf("an object that is here: %v", err)
 		}
-		m.readByExtents(t, sum("here.bin", files["here.bin"]))
-		if log := m.logText(t); !strings.Contains(log, "away.bin") || !strings.Contains(log, "cannot be reached") {
+		m.ReadByExtents(t, sitetest.Sum("here.bin", files["here.bin"]))
+		if log := m.LogText(t); !strings.Contains(log, "away.bin") || !strings.Contains(log, "cannot be reached") {
 			t.Errorf("the log has no line that says so:\n%s", log)
 		}
-		s.setAnswer(nil)
+		s.SetAnswer(nil)
 		var last error
-		if !blackbox.Within(patience, func() bool { last = compareFile(m.Path("away.bin"), files["away.bin"]); return last == nil }) {
+		if !blackbox.Within(patience, func() bool { last = sitetest.CompareFile(m.Path("away.bin"), files["away.bin"]); return last == nil }) {
 			t.Errorf("the server is back: %v", last)
 		}
 	})
@@ -193,13 +186,13 @@ func TestServerStops(t *testing.T) {
 func TestMountOfWhatIsNotThere(t *testing.T) {
 	blackbox.NeedFUSE(t)
 	t.Parallel()
-	needS3(t)
-	p := newProxy(t, s3.socket)
+	servers.NeedS3(t)
+	p := sitetest.NewProxy(t, s3.Socket)
 	for source, want := range map[string]string{
 		"s3://bucket?endpoint=http://127.0.0.1:1": "the origin cannot be reached",
 		"http://127.0.0.1:1/pile/":                "the origin cannot be reached",
 		"http://hbmfs.invalid/pile/":              "the origin cannot be reached", // a name that nobody may have
-		s3Source(p, "no-such-bucket"):             "there is no bucket",
+		sitetest.S3Source(p, "no-such-bucket"):    "there is no bucket",
 		"s3://bucket?endpoint=nowhere":            "want http://HOST:PORT",
 		"ftp://host/pile":                         "there are s3://",
 		"s3://key:secret@bucket":                  "credentials do not belong in a source",

@@ -2,8 +2,6 @@ package origins_test
 
 import (
 	"bytes"
-	"encoding/json"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -14,42 +12,25 @@ import (
 	"github.com/hbmfs/hbmfs/cache/httporigin"
 	"github.com/hbmfs/hbmfs/cache/origintest"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/suites/origins/sitetest"
 )
 
-// siteIndex is an index.json of everything below a directory but itself.
-func siteIndex(t testing.TB, root string) []byte {
-	t.Helper()
-	type chunk struct {
-		Filename string `json:"filename"`
-	}
-	chunks := []chunk{}
-	must(t, filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
-		if name, _ := filepath.Rel(root, path); err == nil && d.Type().IsRegular() && name != "index.json" {
-			chunks = append(chunks, chunk{filepath.ToSlash(name)})
-		}
-		return err
-	}))
-	data, err := json.Marshal(map[string]any{"chunks": chunks})
-	must(t, err)
-	return data
-}
-
 func TestNginxKeepsTheContract(t *testing.T) {
-	needNginx(t)
-	p := newProxy(t, nginx.socket)
+	servers.NeedNginx(t)
+	p := sitetest.NewProxy(t, nginx.Socket)
 	origintest.Run(t, func(t *testing.T) origintest.Fixture {
-		place := nginx.place(t)
+		place := nginx.Place(t)
 		var date atomic.Int64
 		var lastIndex []byte
-		put := func(t testing.TB, name string, data []byte) { nginx.put(t, place, name, data, date.Add(1)) }
+		put := func(t testing.TB, name string, data []byte) { nginx.Put(t, place, name, data, date.Add(1)) }
 		return origintest.Fixture{
 			Names: []string{"with space", "ümlaut", "semi;colon", "q?x=1", "hash#1", "plus+and&", "100%", "a%2Fb", "star*(1)'!"},
 			Put:   put,
 			Remove: func(t testing.TB, name string) {
-				must(t, os.Remove(filepath.Join(nginx.root, place, filepath.FromSlash(name))))
+				must(t, os.Remove(filepath.Join(nginx.Root, place, filepath.FromSlash(name))))
 			},
 			Open: func(t testing.TB) origintest.Subject {
-				index := siteIndex(t, filepath.Join(nginx.root, place))
+				index := sitetest.Index(t, filepath.Join(nginx.Root, place))
 				if !bytes.Equal(index, lastIndex) {
 					put(t, "index.json", index)
 					lastIndex = index
@@ -64,11 +45,11 @@ func TestNginxKeepsTheContract(t *testing.T) {
 
 // TestNginxServesBytesAsStored has a server that would compress, which would make ranges of other bytes.
 func TestNginxServesBytesAsStored(t *testing.T) {
-	needNginx(t)
-	place := nginx.place(t)
+	servers.NeedNginx(t)
+	place := nginx.Place(t)
 	text := strings.Repeat("compressible ", 10_000)
-	nginx.put(t, place, "shard.txt", []byte(text), 1)
-	o, err := httporigin.Open(newProxy(t, nginx.socket).URL+"/"+place+"/shard.txt", fetch.Options{})
+	nginx.Put(t, place, "shard.txt", []byte(text), 1)
+	o, err := httporigin.Open(sitetest.NewProxy(t, nginx.Socket).URL+"/"+place+"/shard.txt", fetch.Options{})
 	must(t, err)
 	defer closeOrigin(t, o)
 	l, err := o.List(t.Context())
@@ -82,17 +63,17 @@ func TestNginxServesBytesAsStored(t *testing.T) {
 // TestServersThatList mounts directories without an index of hbmfs's kind, which nginx lists itself, as JSON.
 func TestServersThatList(t *testing.T) {
 	blackbox.NeedFUSE(t)
-	needNginx(t)
-	files := map[string][]byte{"train.bin": tokens(1 << 20), "deep/a b/c#d?e%2F.bin": tokens(1000), "deep/ü.bin": tokens(1001), "deep/x/y/z.npy": tokens(7)}
-	config := strings.Replace(nginxConfig, "root root;", "root root;\n    autoindex on;\n    autoindex_format json;", 1)
-	listing, err := startNginx(nginx.cmd.Path, suite.NewDir(t), config)
+	servers.NeedNginx(t)
+	files := map[string][]byte{"train.bin": sitetest.Tokens(1 << 20), "deep/a b/c#d?e%2F.bin": sitetest.Tokens(1000), "deep/ü.bin": sitetest.Tokens(1001), "deep/x/y/z.npy": sitetest.Tokens(7)}
+	config := strings.Replace(sitetest.NginxConfig, "root root;", "root root;\n    autoindex on;\n    autoindex_format json;", 1)
+	listing, err := sitetest.StartNginx(suite.NewDir(t), config)
 	must(t, err)
-	t.Cleanup(func() { must(t, listing.stop()) })
-	p := newProxy(t, listing.socket)
-	place := listing.place(t)
+	t.Cleanup(func() { must(t, listing.Stop()) })
+	p := sitetest.NewProxy(t, listing.Socket)
+	place := listing.Place(t)
 	for name, data := range files {
-		listing.put(t, place, name, data, 1)
+		listing.Put(t, place, name, data, 1)
 	}
-	m := mount(t, p.URL+"/"+place+"/", "")
-	m.compare(t, files)
+	m := servers.Mount(t, p.URL+"/"+place+"/", "")
+	m.Compare(t, files)
 }

@@ -3,14 +3,16 @@ package origins_test
 import (
 	"encoding/json"
 	"testing"
+
+	"github.com/hbmfs/hbmfs/tests/suites/origins/sitetest"
 )
 
 // TestLookWithoutAMount has ls and inspect say of a remote source what they say of the same files here.
 func TestLookWithoutAMount(t *testing.T) {
-	onEverySite(t, func(t *testing.T, s *site) {
+	servers.OnEvery(t, func(t *testing.T, s *sitetest.Site) {
 		files := shards()
-		s.putAll(t, files)
-		out, err := suite.Output(t.Context(), "ls", "--json", s.source)
+		s.PutAll(t, files)
+		out, err := suite.Output(t.Context(), "ls", "--json", s.Source)
 		must(t, err)
 		var listed struct {
 			Files []struct {
@@ -32,10 +34,10 @@ func TestLookWithoutAMount(t *testing.T) {
 		if seen != len(files) || len(listed.Problems) > 0 {
 			t.Errorf("%s", out)
 		}
-		if s.indexed { // by an index that is none of a format's, which inspect says
+		if s.Indexed { // by an index that is none of a format's, which inspect says
 			return
 		}
-		out, err = suite.Output(t.Context(), "inspect", "--json", "--dtype", "u16", s.source)
+		out, err = suite.Output(t.Context(), "inspect", "--json", "--dtype", "u16", s.Source)
 		must(t, err)
 		var report struct {
 			Sets []struct {

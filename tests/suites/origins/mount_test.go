@@ -1,8 +1,6 @@
 package origins_test
 
 import (
-	"bytes"
-	"io"
 	"maps"
 	"os"
 	"path/filepath"
@@ -10,11 +8,7 @@ import (
 	"testing"
 
 	"github.com/hbmfs/hbmfs/tests/blackbox"
-)
-
-const (
-	segment     = 2 << 20
-	segmentFlag = "--cache-segment=2MiB"
+	"github.com/hbmfs/hbmfs/tests/suites/origins/sitetest"
 )
 
 // TestGoldenDatasets reads every golden dataset through every origin: cold, warm, and after the daemon was killed; files
@@ -22,67 +16,67 @@ const (
 func TestGoldenDatasets(t *testing.T) {
 	blackbox.NeedFUSE(t)
 	files := goldenFiles(t)
-	onEverySite(t, func(t *testing.T, s *site) {
-		s.putAll(t, files)
+	servers.OnEvery(t, func(t *testing.T, s *sitetest.Site) {
+		s.PutAll(t, files)
 		files := shown(t, files)
 		views := viewsOfCopy(t, s, files)
 		cached := suite.NewDir(t)
-		flags := []string{"--cache-dir", cached, segmentFlag}
-		m := mount(t, s.source, "", flags...)
-		for _, e := range m.extents(t, "large/train.bin").Extents {
+		flags := []string{"--cache-dir", cached, sitetest.SegmentFlag}
+		m := servers.Mount(t, s.Source, "", flags...)
+		for _, e := range m.Extents(t, "large/train.bin").Extents {
 			if e.Path != "" || !slices.Equal(e.Flags, []string{"pending"}) {
 				t.Errorf("nothing was read, and %d bytes at %d lie in %q, %q", e.Length, e.Logical, e.Path, e.Flags)
 			}
 		}
-		byExtents := sum("large/train.bin", files["large/train.bin"])
+		byExtents := sitetest.Sum("large/train.bin", files["large/train.bin"])
 		for path, hash := range views {
 			if filepath.Base(path) == "tokens.npy" {
 				byExtents[filepath.Join(".hbmfs", "views", path)] = hash
 			}
 		}
-		m.readByExtents(t, byExtents)
-		check := func(m *mounted) {
+		m.ReadByExtents(t, byExtents)
+		check := func(m *sitetest.Mounted) {
 			t.Helper()
-			m.compare(t, files)
-			if got := m.views(t); !maps.Equal(got, views) {
+			m.Compare(t, files)
+			if got := m.Views(t); !maps.Equal(got, views) {
 				t.Errorf("%d views, not all of them as in a mount of the same files here, which has %d", len(got), len(views))
 			}
 		}
 		check(m)
-		m.settled(t)
-		before := s.asked()
+		m.Settled(t)
+		before := s.Asked()
 		for m := range twice(t, s, m, flags) {
-			m.readByExtents(t, byExtents)
-			lies := m.extents(t, "large/train.bin")
+			m.ReadByExtents(t, byExtents)
+			lies := m.Extents(t, "large/train.bin")
 			for i, e := range lies.Extents {
-				if e.Path == "" || len(e.Flags) > 0 || e.Logical != int64(i)*segment || e.Length != min(segment, lies.Size-e.Logical) {
+				if e.Path == "" || len(e.Flags) > 0 || e.Logical != int64(i)*sitetest.Segment || e.Length != min(sitetest.Segment, lies.Size-e.Logical) {
 					t.Errorf("extent %d of what is here: %d bytes at %d in %q", i, e.Length, e.Logical, e.Path)
 				}
 			}
 			check(m)
-			if st := m.status(t); st.Passthrough.On && st.Counters.PassthroughOpens == 0 {
+			if st := m.Status(t); st.Passthrough.On && st.Counters.PassthroughOpens == 0 {
 				t.Error("nothing was opened with passthrough, although all is here")
 			}
 		}
-		if after := s.asked(); len(after) != len(before) {
+		if after := s.Asked(); len(after) != len(before) {
 			t.Errorf("what was here was asked for again: %v", after[len(before):])
 		}
 	})
 }
 
 // twice yields a mount, and the one that follows when its daemon was killed.
-func twice(t *testing.T, s *site, m *mounted, flags []string) func(func(*mounted) bool) {
-	return func(yield func(*mounted) bool) {
+func twice(t *testing.T, s *sitetest.Site, m *sitetest.Mounted, flags []string) func(func(*sitetest.Mounted) bool) {
+	return func(yield func(*sitetest.Mounted) bool) {
 		if !yield(m) {
 			return
 		}
-		m.kill(t)
-		yield(mount(t, s.source, m.point, flags...))
+		m.Kill(t)
+		yield(servers.Mount(t, s.Source, m.Point, flags...))
 	}
 }
 
 // viewsOfCopy are the views of the same files in a directory.
-func viewsOfCopy(t *testing.T, s *site, files map[string][]byte) map[string][32]byte {
+func viewsOfCopy(t *testing.T, s *sitetest.Site, files map[string][]byte) map[string][32]byte {
 	t.Helper()
 	root := suite.NewDir(t)
 	for name, data := range files {
@@ -90,63 +84,40 @@ func viewsOfCopy(t *testing.T, s *site, files map[string][]byte) map[string][32]
 		must(t, os.MkdirAll(filepath.Dir(path), 0o755))
 		must(t, os.WriteFile(path, data, 0o644))
 	}
-	if s.indexed {
-		must(t, os.WriteFile(filepath.Join(root, "index.json"), siteIndex(t, root), 0o644))
+	if s.Indexed {
+		must(t, os.WriteFile(filepath.Join(root, "index.json"), sitetest.Index(t, root), 0o644))
 	}
-	return mount(t, root, "").views(t)
-}
-
-// TestHalfFilled kills a daemon while a segment is being filled. Of what was published, nothing is fetched again; of the
-// rest, nothing is believed.
-func TestHalfFilled(t *testing.T) {
-	blackbox.NeedFUSE(t)
-	onEverySite(t, func(t *testing.T, s *site) {
-		data := tokens(5 << 20)
-		s.putAll(t, map[string][]byte{"train.bin": data})
-		cached := suite.NewDir(t)
-		flags := []string{"--cache-dir", cached, segmentFlag}
-		const good = 3 * segment // from there on, answers stop in the middle
-		s.setFault(func(_ int, a asked) fault {
-			if a.from >= good {
-				return stall
-			}
-			return none
-		})
-		m := mount(t, s.source, "", flags...)
-		f, err := os.Open(m.Path("train.bin"))
-		must(t, err)
-		got := make([]byte, good)
-		if _, err := io.ReadFull(f, got); err != nil || !bytes.Equal(got, data[:good]) {
-			t.Errorf("the first %d bytes: %v, or other bytes", good, err)
-		}
-		if !blackbox.Within(patience, func() bool { return m.status(t).Cache.Segments >= 3 }) {
-			t.Fatalf("3 segments were read, %+v", m.status(t).Cache)
-		}
-		m.kill(t)
-		_ = f.Close() // its mount is dead
-		published := publishedIn(t, cached)
-		if len(published) < 3 {
-			t.Errorf("%d segments were published, want 3", len(published))
-		}
-		before := len(s.asked())
-		s.setFault(nil)
-		again := mount(t, s.source, m.point, flags...)
-		again.compare(t, map[string][]byte{"train.bin": data})
-		s.notAgain(t, published, before)
-		if len(s.asked()) == before {
-			t.Error("a segment that was half filled was believed")
-		}
-	})
+	return servers.Mount(t, root, "").Views(t)
 }
 
 // TestWithoutCache mounts a remote source that is kept nowhere.
 func TestWithoutCache(t *testing.T) {
 	blackbox.NeedFUSE(t)
-	onEverySite(t, func(t *testing.T, s *site) {
-		files := map[string][]byte{"train.bin": tokens(1 << 20), "val.bin": tokens(1000), "empty": {}}
-		s.putAll(t, files)
-		m := mount(t, s.source, "")
-		m.compare(t, files)
-		m.readByExtents(t, sum("train.bin", files["train.bin"]))
+	servers.OnEvery(t, func(t *testing.T, s *sitetest.Site) {
+		files := map[string][]byte{"train.bin": sitetest.Tokens(1 << 20), "val.bin": sitetest.Tokens(1000), "empty": {}}
+		s.PutAll(t, files)
+		m := servers.Mount(t, s.Source, "")
+		m.Compare(t, files)
+		m.ReadByExtents(t, sitetest.Sum("train.bin", files["train.bin"]))
 	})
+}
+
+// goldenFiles are all golden datasets, and one that is larger than a segment of these tests.
+func goldenFiles(t *testing.T) map[string][]byte {
+	t.Helper()
+	files := map[string][]byte{}
+	const root = "../../data/testdata"
+	must(t, filepath.WalkDir(root, func(path string, d os.DirEntry, err error) error {
+		if err != nil || !d.Type().IsRegular() {
+			return err
+		}
+		name, err := filepath.Rel(root, path)
+		if err != nil {
+			return err
+		}
+		files[filepath.ToSlash(name)], err = os.ReadFile(path)
+		return err
+	}))
+	files["large/train.bin"] = sitetest.Tokens(3 << 20)
+	return files
 }

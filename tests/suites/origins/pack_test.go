@@ -12,6 +12,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+
+	"github.com/hbmfs/hbmfs/tests/suites/origins/sitetest"
 )
 
 // texts are the objects of a crawl, by name: two kinds of documents, a compressed one of several requests, and one that is no text.
@@ -50,10 +52,10 @@ func packed(t *testing.T, args ...string) (files map[string]string, said string,
 
 // A bucket is packed to the same bytes as the same files of a directory, over a server that fails now and then, at once and in parts.
 func TestPackOfABucket(t *testing.T) {
-	needS3(t)
-	bucket, local := s3.bucket(t), suite.NewDir(t)
+	servers.NeedS3(t)
+	bucket, local := s3.Bucket(t), suite.NewDir(t)
 	for name, data := range texts(t) {
-		s3.put(t, bucket, "crawl/"+name, data)
+		s3.Put(t, bucket, "crawl/"+name, data)
 		path := filepath.Join(local, filepath.FromSlash(name))
 		must(t, os.MkdirAll(filepath.Dir(path), 0o755))
 		must(t, os.WriteFile(path, data, 0o644))
@@ -62,10 +64,10 @@ func TestPackOfABucket(t *testing.T) {
 	if err != nil || len(want) != 2 {
 		t.Fatalf("the directory: %v, %d files\n%s", err, len(want), said)
 	}
-	p := newProxy(t, s3.socket)
-	faults := []fault{none, serverFail, short, none, slowDown, reset}
-	p.setFault(func(number int, _ asked) fault { return faults[number%len(faults)] })
-	source := s3Source(p, bucket+"/crawl")
+	p := sitetest.NewProxy(t, s3.Socket)
+	faults := []sitetest.Fault{sitetest.None, sitetest.ServerFail, sitetest.Short, sitetest.None, sitetest.SlowDown, sitetest.Reset}
+	p.SetFault(func(number int, _ sitetest.Asked) sitetest.Fault { return faults[number%len(faults)] })
+	source := sitetest.S3Source(p, bucket+"/crawl")
 	got, said, err := packed(t, "--to", "npy", source)
 	if err != nil {
 		t.Fatalf("the bucket: %v\n%s", err, said)
@@ -108,10 +110,10 @@ func sameFiles(t *testing.T, what string, got, want map[string]string) {
 
 // An object that changes while it is packed, credentials that are refused and a place where nothing is: a sentence, and nothing is left.
 func TestPackOfABucketFails(t *testing.T) {
-	needS3(t)
-	bucket := s3.bucket(t)
+	servers.NeedS3(t)
+	bucket := s3.Bucket(t)
 	for name, data := range texts(t) {
-		s3.put(t, bucket, name, data)
+		s3.Put(t, bucket, name, data)
 	}
 	refused := func(what string, says []string, args ...string) {
 		t.Helper()
@@ -126,17 +128,17 @@ func TestPackOfABucketFails(t *testing.T) {
 			}
 		}
 	}
-	p := newProxy(t, s3.socket)
+	p := sitetest.NewProxy(t, s3.Socket)
 	var once atomic.Bool
-	p.setAnswer(func(_ http.ResponseWriter, r *http.Request) bool {
+	p.SetAnswer(func(_ http.ResponseWriter, r *http.Request) bool {
 		if strings.HasSuffix(r.URL.Path, "third.txt") && r.Method == http.MethodGet && !once.Swap(true) {
-			s3.put(t, bucket, "b/third.txt", []byte("another book\n"))
+			s3.Put(t, bucket, "b/third.txt", []byte("another book\n"))
 		}
 		return false
 	})
-	refused("a changed object", []string{"third.txt", "changed"}, s3Source(p, bucket))
-	refused("nothing there", []string{"no object is there"}, s3Source(p, bucket+"/nothing"))
-	refused("a binary by name", []string{"model.bin"}, s3Source(p, bucket+"/b/model.bin"))
+	refused("a changed object", []string{"third.txt", "changed"}, sitetest.S3Source(p, bucket))
+	refused("nothing there", []string{"no object is there"}, sitetest.S3Source(p, bucket+"/nothing"))
+	refused("a binary by name", []string{"model.bin"}, sitetest.S3Source(p, bucket+"/b/model.bin"))
 	t.Setenv("AWS_SECRET_ACCESS_KEY", "wrong")
-	refused("a wrong secret", []string{"check the credentials"}, s3Source(p, bucket))
+	refused("a wrong secret", []string{"check the credentials"}, sitetest.S3Source(p, bucket))
 }

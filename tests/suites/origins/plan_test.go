@@ -15,6 +15,7 @@ import (
 	"github.com/hbmfs/hbmfs/cache/origintest"
 	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/suites/origins/sitetest"
 )
 
 // mixedMDS is an MDS dataset of four shards of 2 MiB, of which those that are named are compressed. plain is what a mount shows.
@@ -63,9 +64,9 @@ func TestPlansOverMixedShards(t *testing.T) {
 	more, morePlain := mixedMDS(t, "last-plain", 0, 2)
 	maps.Copy(files, more)
 	maps.Copy(plain, morePlain)
-	onEverySite(t, func(t *testing.T, s *site) {
-		s.putAll(t, files)
-		m := mount(t, s.source, "", "--cache-dir", suite.NewDir(t), "--cache-segment=1MiB")
+	servers.OnEvery(t, func(t *testing.T, s *sitetest.Site) {
+		s.PutAll(t, files)
+		m := servers.Mount(t, s.Source, "", "--cache-dir", suite.NewDir(t), "--cache-segment=1MiB")
 		for _, dir := range []string{"last-zstd", "last-plain"} {
 			name := path.Join(".hbmfs/views", dir, "tokens.bin")
 			f, err := os.Open(m.Path(name))
@@ -74,19 +75,19 @@ func TestPlansOverMixedShards(t *testing.T) {
 			must(t, err)
 			must(t, control.Prefetch(f, control.Range{Length: info.Size()}))
 			if !blackbox.Within(patience, func() bool {
-				for _, e := range m.extents(t, name).Extents {
+				for _, e := range m.Extents(t, name).Extents {
 					if len(e.Flags) > 0 {
 						return false
 					}
 				}
 				return true
 			}) {
-				t.Errorf("%s was planned, and not all of it came: %+v", name, m.extents(t, name))
+				t.Errorf("%s was planned, and not all of it came: %+v", name, m.Extents(t, name))
 			}
 			must(t, f.Close())
 		}
-		m.compare(t, plain)
-		if st := m.status(t); st.Cache.Uncached > 0 || st.Cache.Failures > 0 {
+		m.Compare(t, plain)
+		if st := m.Status(t); st.Cache.Uncached > 0 || st.Cache.Failures > 0 {
 			t.Errorf("the cache was not used for all: %+v", st.Cache)
 		}
 	})

@@ -19,10 +19,8 @@ import (
 	"github.com/hbmfs/hbmfs/cache/fetch"
 	"github.com/hbmfs/hbmfs/cache/origintest"
 	"github.com/hbmfs/hbmfs/cache/s3origin"
+	"github.com/hbmfs/hbmfs/tests/suites/origins/sitetest"
 )
-
-// s3Source is the source of a bucket behind a proxy.
-func s3Source(p *proxy, path string) string { return "s3://" + path + "?endpoint=" + p.URL }
 
 func openS3(t testing.TB, source string) *s3origin.Bucket {
 	t.Helper()
@@ -41,16 +39,16 @@ func closeOrigin(t testing.TB, o interface{ Close() error }) {
 }
 
 func TestS3KeepsTheContract(t *testing.T) {
-	needS3(t)
-	p := newProxy(t, s3.socket)
+	servers.NeedS3(t)
+	p := sitetest.NewProxy(t, s3.Socket)
 	origintest.Run(t, func(t *testing.T) origintest.Fixture {
-		bucket := s3.bucket(t)
+		bucket := s3.Bucket(t)
 		return origintest.Fixture{
 			Names: []string{"with space", "ümlaut", "semi;colon", "q?x=1", "hash#1", "plus+and&", "100%", "a%2Fb", "star*(1)'!"},
-			Open:  func(t testing.TB) origintest.Subject { return openS3(t, s3Source(p, bucket)) },
-			Put:   func(t testing.TB, name string, data []byte) { s3.put(t, bucket, name, data) },
+			Open:  func(t testing.TB) origintest.Subject { return openS3(t, sitetest.S3Source(p, bucket)) },
+			Put:   func(t testing.TB, name string, data []byte) { s3.Put(t, bucket, name, data) },
 			Remove: func(t testing.TB, name string) {
-				must(t, s3.client.RemoveObject(context.Background(), bucket, name, minio.RemoveObjectOptions{}))
+				must(t, s3.Client.RemoveObject(context.Background(), bucket, name, minio.RemoveObjectOptions{}))
 			},
 		}
 	})
@@ -58,8 +56,8 @@ func TestS3KeepsTheContract(t *testing.T) {
 
 // TestS3ListsManyObjects lists 2,500 objects: a directory of several pages, and nested ones.
 func TestS3ListsManyObjects(t *testing.T) {
-	needS3(t)
-	bucket := s3.bucket(t)
+	servers.NeedS3(t)
+	bucket := s3.Bucket(t)
 	var names []string
 	for i := range 2100 {
 		names = append(names, fmt.Sprintf("data/flat/%05d.bin", i))
@@ -67,11 +65,11 @@ func TestS3ListsManyObjects(t *testing.T) {
 	for i := range 400 {
 		names = append(names, fmt.Sprintf("data/nested/%d/%d/%d", i%5, i%20, i))
 	}
-	s3.place(t, bucket, append(names, "database/not-below-the-prefix"))
+	s3.Place(t, bucket, append(names, "database/not-below-the-prefix"))
 
-	p := newProxy(t, s3.socket)
+	p := sitetest.NewProxy(t, s3.Socket)
 	var listings atomic.Int64
-	p.setAnswer(func(w http.ResponseWriter, r *http.Request) bool {
+	p.SetAnswer(func(w http.ResponseWriter, r *http.Request) bool {
 		if !r.URL.Query().Has("list-type") {
 			return false
 		}
@@ -81,7 +79,7 @@ func TestS3ListsManyObjects(t *testing.T) {
 		w.WriteHeader(http.StatusInternalServerError)
 		return true
 	})
-	o := openS3(t, s3Source(p, bucket+"/data"))
+	o := openS3(t, sitetest.S3Source(p, bucket+"/data"))
 	defer closeOrigin(t, o)
 	l, err := o.List(t.Context())
 	must(t, err)
@@ -101,7 +99,7 @@ func TestS3ListsManyObjects(t *testing.T) {
 		t.Errorf("%d requests for the listing", n)
 	}
 
-	one := openS3(t, s3Source(p, bucket+"/data/flat/00007.bin"))
+	one := openS3(t, sitetest.S3Source(p, bucket+"/data/flat/00007.bin"))
 	defer closeOrigin(t, one)
 	if l, err := one.List(t.Context()); err != nil || len(l.Objects) != 1 || l.Objects[0].Name != "00007.bin" {
 		t.Errorf("one object as a source lists %+v, %v", l, err)
@@ -110,9 +108,9 @@ func TestS3ListsManyObjects(t *testing.T) {
 
 // TestS3Refusals wants an answer at once, and one that says what to do.
 func TestS3Refusals(t *testing.T) {
-	needS3(t)
-	bucket := s3.bucket(t)
-	s3.put(t, bucket, "shard", []byte("data"))
+	servers.NeedS3(t)
+	bucket := s3.Bucket(t)
+	s3.Put(t, bucket, "shard", []byte("data"))
 	for name, c := range map[string]struct {
 		source string
 		env    map[string]string
@@ -129,10 +127,10 @@ func TestS3Refusals(t *testing.T) {
 			for key, value := range c.env {
 				t.Setenv(key, value)
 			}
-			p := newProxy(t, s3.socket)
+			p := sitetest.NewProxy(t, s3.Socket)
 			var requests atomic.Int64
-			p.setAnswer(func(http.ResponseWriter, *http.Request) bool { requests.Add(1); return false })
-			o := openS3(t, s3Source(p, c.source))
+			p.SetAnswer(func(http.ResponseWriter, *http.Request) bool { requests.Add(1); return false })
+			o := openS3(t, sitetest.S3Source(p, c.source))
 			defer closeOrigin(t, o)
 			_, err := o.List(t.Context())
 			if !errors.Is(err, c.is) || errors.Is(err, cache.ErrChanged) || errors.Is(err, fetch.ErrUnreachable) {
@@ -152,21 +150,21 @@ func TestS3Refusals(t *testing.T) {
 
 // TestS3Anonymous reads a bucket that everybody may read, without keys.
 func TestS3Anonymous(t *testing.T) {
-	needS3(t)
-	bucket := s3.bucket(t)
-	s3.put(t, bucket, "dir/shard", []byte("public"))
-	must(t, s3.client.SetBucketPolicy(t.Context(), bucket, fmt.Sprintf(`{"Version": "2012-10-17", "Statement": [
+	servers.NeedS3(t)
+	bucket := s3.Bucket(t)
+	s3.Put(t, bucket, "dir/shard", []byte("public"))
+	must(t, s3.Client.SetBucketPolicy(t.Context(), bucket, fmt.Sprintf(`{"Version": "2012-10-17", "Statement": [
 		{"Effect": "Allow", "Principal": "*", "Action": ["s3:GetObject"], "Resource": ["arn:aws:s3:::%[1]s/*"]},
 		{"Effect": "Allow", "Principal": "*", "Action": ["s3:ListBucket"], "Resource": ["arn:aws:s3:::%[1]s"]}]}`, bucket)))
-	p := newProxy(t, s3.socket)
+	p := sitetest.NewProxy(t, s3.Socket)
 	var signed atomic.Int64
-	p.setAnswer(func(_ http.ResponseWriter, r *http.Request) bool {
+	p.SetAnswer(func(_ http.ResponseWriter, r *http.Request) bool {
 		if r.Header.Get("Authorization") != "" {
 			signed.Add(1)
 		}
 		return false
 	})
-	o := openS3(t, s3Source(p, bucket)+"&anonymous=true")
+	o := openS3(t, sitetest.S3Source(p, bucket)+"&anonymous=true")
 	defer closeOrigin(t, o)
 	wantShard(t, o, "dir/shard", "public")
 	if n := signed.Load(); n != 0 {
@@ -195,9 +193,9 @@ func wantRead(t *testing.T, o *s3origin.Bucket, l *cache.Listing, content string
 
 // TestS3ExpiredCredentials has the keys of the shared file expire, when listing and when reading. The file gets new ones.
 func TestS3ExpiredCredentials(t *testing.T) {
-	needS3(t)
-	bucket := s3.bucket(t)
-	s3.put(t, bucket, "shard", []byte("data"))
+	servers.NeedS3(t)
+	bucket := s3.Bucket(t)
+	s3.Put(t, bucket, "shard", []byte("data"))
 	file := filepath.Join(suite.NewDir(t), "credentials")
 	keys := func(access, secret, token string) {
 		text := fmt.Sprintf("[train]\naws_access_key_id = %s\naws_secret_access_key = %s\n", access, secret)
@@ -209,22 +207,22 @@ func TestS3ExpiredCredentials(t *testing.T) {
 		}
 	}
 	t.Setenv("AWS_SHARED_CREDENTIALS_FILE", file)
-	p := newProxy(t, s3.socket)
+	p := sitetest.NewProxy(t, s3.Socket)
 	var expired, refused atomic.Int64
-	p.setAnswer(func(w http.ResponseWriter, r *http.Request) bool {
+	p.SetAnswer(func(w http.ResponseWriter, r *http.Request) bool {
 		if expired.Load() == 0 && !strings.Contains(r.Header.Get("Authorization"), "old-key") {
 			return false
 		}
 		expired.Store(0)
 		refused.Add(1)
-		keys(accessKey, secretKey, "") // their renewal is in time
+		keys(sitetest.AccessKey, sitetest.SecretKey, "") // their renewal is in time
 		w.Header().Set("Content-Type", "application/xml")
 		w.WriteHeader(http.StatusBadRequest)
 		fmt.Fprint(w, `<?xml version="1.0" encoding="UTF-8"?><Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>`)
 		return true
 	})
 	keys("old-key", "old-secret", "old-token")
-	o := openS3(t, s3Source(p, bucket+"/shard")+"&profile=train") // the first request is a HEAD
+	o := openS3(t, sitetest.S3Source(p, bucket+"/shard")+"&profile=train") // the first request is a HEAD
 	defer closeOrigin(t, o)
 	l, err := o.List(t.Context())
 	must(t, err)
@@ -241,19 +239,19 @@ func TestS3ExpiredCredentials(t *testing.T) {
 
 // TestS3Unreachable has a server that goes away between the listing and the read, and comes back.
 func TestS3Unreachable(t *testing.T) {
-	needS3(t)
+	servers.NeedS3(t)
 	t.Parallel()
-	bucket := s3.bucket(t)
-	s3.put(t, bucket, "shard", []byte("data"))
-	p := newProxy(t, s3.socket)
-	s, err := s3origin.Parse(s3Source(p, bucket))
+	bucket := s3.Bucket(t)
+	s3.Put(t, bucket, "shard", []byte("data"))
+	p := sitetest.NewProxy(t, s3.Socket)
+	s, err := s3origin.Parse(sitetest.S3Source(p, bucket))
 	must(t, err)
 	o, err := s3origin.Open(s, fetch.Options{Patience: time.Second, Stall: patience})
 	must(t, err)
 	defer closeOrigin(t, o)
 	l, err := o.List(t.Context())
 	must(t, err)
-	p.setAnswer(func(http.ResponseWriter, *http.Request) bool { panic(http.ErrAbortHandler) })
+	p.SetAnswer(func(http.ResponseWriter, *http.Request) bool { panic(http.ErrAbortHandler) })
 	_, err = o.ReadAt(t.Context(), l.Objects[0], make([]byte, 4), 0)
 	if !errors.Is(err, fetch.ErrUnreachable) || errors.Is(err, cache.ErrChanged) || errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("%v, want ErrUnreachable", err)
@@ -261,20 +259,20 @@ func TestS3Unreachable(t *testing.T) {
 	if _, err := o.List(t.Context()); !errors.Is(err, fetch.ErrUnreachable) || errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("listing: %v, want ErrUnreachable", err)
 	}
-	p.setAnswer(nil)
+	p.SetAnswer(nil)
 	wantRead(t, o, l, "data")
 }
 
 // TestS3ClockJumps has the server refuse signatures of another time for a while, as it does where one clock jumps. Reads go
 // on when both agree again, and say what is wrong when they do not.
 func TestS3ClockJumps(t *testing.T) {
-	needS3(t)
+	servers.NeedS3(t)
 	t.Parallel()
-	bucket := s3.bucket(t)
-	s3.put(t, bucket, "shard", []byte("data"))
-	p := newProxy(t, s3.socket)
+	bucket := s3.Bucket(t)
+	s3.Put(t, bucket, "shard", []byte("data"))
+	p := sitetest.NewProxy(t, s3.Socket)
 	var skewed atomic.Int64 // requests yet to be refused
-	p.setAnswer(func(w http.ResponseWriter, _ *http.Request) bool {
+	p.SetAnswer(func(w http.ResponseWriter, _ *http.Request) bool {
 		if skewed.Add(-1) < 0 {
 			return false
 		}
@@ -283,7 +281,7 @@ func TestS3ClockJumps(t *testing.T) {
 		fmt.Fprint(w, `<?xml version="1.0" encoding="UTF-8"?><Error><Code>RequestTimeTooSkewed</Code><Message>The difference between the request time and the current time is too large.</Message></Error>`)
 		return true
 	})
-	o := openS3(t, s3Source(p, bucket))
+	o := openS3(t, sitetest.S3Source(p, bucket))
 	defer closeOrigin(t, o)
 	skewed.Store(2)
 	l, err := o.List(t.Context())
@@ -294,7 +292,7 @@ func TestS3ClockJumps(t *testing.T) {
 		t.Error("no request was refused")
 	}
 
-	hasty := openOf(t, s3Source(p, bucket), fetch.Options{Patience: time.Second / 2, Stall: patience})
+	hasty := openOf(t, sitetest.S3Source(p, bucket), fetch.Options{Patience: time.Second / 2, Stall: patience})
 	defer closeOrigin(t, hasty)
 	skewed.Store(1 << 30)
 	_, err = hasty.ReadAt(t.Context(), l.Objects[0], make([]byte, 4), 0)

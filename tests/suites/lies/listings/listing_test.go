@@ -1,4 +1,4 @@
-package lies_test
+package listings_test
 
 import (
 	"bytes"
@@ -60,7 +60,7 @@ func TestListingsOfLies(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			server := lister(t, data, lie.more)
-			m := mount(t, "s3://bucket?endpoint="+server.URL, "", "--cache-dir", suite.NewDir(t), "--cache-segment=1MiB")
+			m := mount(t, "s3://bucket?endpoint="+server.URL, "--cache-dir", suite.NewDir(t), "--cache-segment=1MiB")
 			if log := m.LogText(t); !strings.Contains(log, lie.says) || !strings.Contains(log, "left out") {
 				t.Errorf("the log does not say %q:\n%s", lie.says, log)
 			}

@@ -1,4 +1,4 @@
-package origins_test
+package stored_test
 
 import (
 	"bytes"
@@ -15,13 +15,14 @@ import (
 	"github.com/hbmfs/hbmfs/cache/origintest"
 	"github.com/hbmfs/hbmfs/cache/store"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/suites/origins/sitetest"
 )
 
 // cacheOn is a mount whose cache is about to fail: here.bin is published, and of away.bin, of two segments, no more is
 // here than its head.
 type cacheOn struct {
-	*site
-	*mounted
+	*sitetest.Site
+	*sitetest.Mounted
 	dir   string
 	flags []string
 	files map[string][]byte
@@ -34,14 +35,14 @@ func newCacheOn(t *testing.T, flags ...string) *cacheOn {
 
 func newCacheIn(t *testing.T, dir string, flags ...string) *cacheOn {
 	t.Helper()
-	c := &cacheOn{site: newHTTPSite(t), dir: dir, files: map[string][]byte{
-		"here.bin": origintest.Data(1<<20, 1), "away.bin": origintest.Data(segment+segment/2, 2),
+	c := &cacheOn{Site: servers.HTTPSite(t), dir: dir, files: map[string][]byte{
+		"here.bin": origintest.Data(1<<20, 1), "away.bin": origintest.Data(sitetest.Segment+sitetest.Segment/2, 2),
 	}}
-	c.putAll(t, c.files)
-	c.flags = append([]string{"--cache-dir", c.dir, segmentFlag, "--cache-min-free", "1"}, flags...)
-	c.mounted = mount(t, c.source, "", c.flags...)
-	must(t, compareFile(c.Path("here.bin"), c.files["here.bin"]))
-	c.settledBut(t, 1)
+	c.PutAll(t, c.files)
+	c.flags = append([]string{"--cache-dir", c.dir, sitetest.SegmentFlag, "--cache-min-free", "1"}, flags...)
+	c.Mounted = servers.Mount(t, c.Source, "", c.flags...)
+	must(t, sitetest.CompareFile(c.Path("here.bin"), c.files["here.bin"]))
+	c.SettledBut(t, 1)
 	return c
 }
 
@@ -56,22 +57,22 @@ func (c *cacheOn) sameAfterwards(t *testing.T, least int) {
 	if out, err := suite.Output(t.Context(), "cache", "verify", c.dir); err != nil || !strings.Contains(string(out), " 0 damaged") {
 		t.Errorf("hbmfs cache verify: %v: %s", err, out)
 	}
-	before := len(c.asked())
-	again := mount(t, c.source, c.point, append(c.flags, "--cache-size=64MiB")...)
-	again.compare(t, c.files)
-	c.notAgain(t, published, before)
-	if s := again.settled(t).Cache; s.Failures != 0 || s.Corrupt != 0 || s.Uncached != 0 {
+	before := len(c.Asked())
+	again := servers.Mount(t, c.Source, c.Point, append(c.flags, "--cache-size=64MiB")...)
+	again.Compare(t, c.files)
+	notAgain(t, c.Site, published, before)
+	if s := again.Settled(t).Cache; s.Failures != 0 || s.Corrupt != 0 || s.Uncached != 0 {
 		t.Errorf("the next mount: %+v", s)
 	}
 }
 
 // notAgain checks what was asked for since that many requests: no byte of a published segment.
-func (s *site) notAgain(t *testing.T, published []store.Segment, since int) {
+func notAgain(t *testing.T, s *sitetest.Site, published []store.Segment, since int) {
 	t.Helper()
-	for _, a := range s.asked()[since:] {
+	for _, a := range s.Asked()[since:] {
 		for _, g := range published {
-			if filepath.Base(a.path) == g.Object && a.from < g.Offset+g.Bytes && a.to >= g.Offset {
-				t.Errorf("bytes %d to %d of %s were asked for, of which %d to %d are published", a.from, a.to, g.Object, g.Offset, g.Offset+g.Bytes)
+			if filepath.Base(a.Path) == g.Object && a.From < g.Offset+g.Bytes && a.To >= g.Offset {
+				t.Errorf("bytes %d to %d of %s were asked for, of which %d to %d are published", a.From, a.To, g.Object, g.Offset, g.Offset+g.Bytes)
 			}
 		}
 	}
@@ -80,7 +81,7 @@ func (s *site) notAgain(t *testing.T, published []store.Segment, since int) {
 // publishedIn are the segments of a cache, all sound. Nothing else may be in it.
 func publishedIn(t *testing.T, dir string) (out []store.Segment) {
 	t.Helper()
-	s, err := store.Open(dir, store.Options{Segment: segment})
+	s, err := store.Open(dir, store.Options{Segment: sitetest.Segment})
 	must(t, err)
 	must(t, s.Segments(t.Context(), true, func(g store.Segment) error {
 		if g.Damage != "" {
@@ -139,12 +140,12 @@ func TestCallsThatFail(t *testing.T) {
 			if path != "" {
 				path = filepath.Join(m.dir, path)
 			}
-			i := m.inject(t, c.call, c.what, path)
-			m.compare(t, m.files)
-			if c.says != "" && !blackbox.Within(patience, func() bool { return m.status(t).Cache.Failures > 0 }) { // publishing is in the background
-				t.Errorf("no failure is seen: %+v\n%s", m.status(t).Cache, i.seen(t))
+			i := inject(t, m.Mounted, c.call, c.what, path)
+			m.Compare(t, m.files)
+			if c.says != "" && !blackbox.Within(patience, func() bool { return m.Status(t).Cache.Failures > 0 }) { // publishing is in the background
+				t.Errorf("no failure is seen: %+v\n%s", m.Status(t).Cache, i.seen(t))
 			}
-			s := m.status(t).Cache
+			s := m.Status(t).Cache
 			switch {
 			case !strings.Contains(i.seen(t), "INJECTED"):
 				t.Errorf("no call has failed:\n%s", i.seen(t))
@@ -152,8 +153,8 @@ func TestCallsThatFail(t *testing.T) {
 				t.Errorf("a full disk is no failure, and its bytes go past it: %+v", s)
 			case c.says != "" && !strings.Contains(s.Why, c.says):
 				t.Errorf("the status says %q, want %q", s.Why, c.says)
-			case c.says != "" && !strings.Contains(m.logText(t), "the cache's disk fails"):
-				t.Errorf("the log says nothing:\n%s", m.logText(t))
+			case c.says != "" && !strings.Contains(m.LogText(t), "the cache's disk fails"):
+				t.Errorf("the log says nothing:\n%s", m.LogText(t))
 			}
 			i.end()
 			must(t, m.Close())
@@ -195,7 +196,7 @@ func TestKilledAtEveryStep(t *testing.T) {
 			if path != "" {
 				path = filepath.Join(m.dir, path)
 			}
-			i := m.inject(t, c.call, c.what, path)
+			i := inject(t, m.Mounted, c.call, c.what, path)
 			f, err := os.Open(m.Path("away.bin"))
 			must(t, err)
 			got, readErr := io.ReadAll(f)
@@ -210,10 +211,10 @@ func TestKilledAtEveryStep(t *testing.T) {
 				}) {
 					t.Error("no segment is linked")
 				}
-				must(t, syscall.Kill(m.pid, syscall.SIGKILL))
+				must(t, syscall.Kill(m.PID, syscall.SIGKILL))
 				i.end()
 			}
-			if !blackbox.Within(patience, func() bool { return blackbox.Ended(m.pid) }) {
+			if !blackbox.Within(patience, func() bool { return blackbox.Ended(m.PID) }) {
 				t.Fatalf("the daemon came past its %s:\n%s", c.call, i.seen(t))
 			}
 			i.end()
@@ -232,8 +233,8 @@ func TestVerifyOnASickDisk(t *testing.T) {
 	needInjection(t)
 	t.Parallel()
 	m := newCacheOn(t)
-	m.compare(t, m.files)
-	m.settled(t)
+	m.Compare(t, m.files)
+	m.Settled(t)
 	published := publishedIn(t, m.dir)
 	sick := published[slices.IndexFunc(published, func(g store.Segment) bool { return g.Object == "here.bin" })]
 	for _, call := range []string{"openat", "newfstatat", "fgetxattr", "pread64"} {
@@ -257,4 +258,47 @@ func TestVerifyOnASickDisk(t *testing.T) {
 	if after := publishedIn(t, m.dir); len(after) != len(published) {
 		t.Errorf("%d segments are left of %d", len(after), len(published))
 	}
+}
+
+// TestHalfFilled kills a daemon while a segment is being filled. Of what was published, nothing is fetched again; of the
+// rest, nothing is believed.
+func TestHalfFilled(t *testing.T) {
+	blackbox.NeedFUSE(t)
+	servers.OnEvery(t, func(t *testing.T, s *sitetest.Site) {
+		data := sitetest.Tokens(5 << 20)
+		s.PutAll(t, map[string][]byte{"train.bin": data})
+		cached := suite.NewDir(t)
+		flags := []string{"--cache-dir", cached, sitetest.SegmentFlag}
+		const good = 3 * sitetest.Segment // from there on, answers stop in the middle
+		s.SetFault(func(_ int, a sitetest.Asked) sitetest.Fault {
+			if a.From >= good {
+				return sitetest.Stall
+			}
+			return sitetest.None
+		})
+		m := servers.Mount(t, s.Source, "", flags...)
+		f, err := os.Open(m.Path("train.bin"))
+		must(t, err)
+		got := make([]byte, good)
+		if _, err := io.ReadFull(f, got); err != nil || !bytes.Equal(got, data[:good]) {
+			t.Errorf("the first %d bytes: %v, or other bytes", good, err)
+		}
+		if !blackbox.Within(patience, func() bool { return m.Status(t).Cache.Segments >= 3 }) {
+			t.Fatalf("3 segments were read, %+v", m.Status(t).Cache)
+		}
+		m.Kill(t)
+		_ = f.Close() // its mount is dead
+		published := publishedIn(t, cached)
+		if len(published) < 3 {
+			t.Errorf("%d segments were published, want 3", len(published))
+		}
+		before := len(s.Asked())
+		s.SetFault(nil)
+		again := servers.Mount(t, s.Source, m.Point, flags...)
+		again.Compare(t, map[string][]byte{"train.bin": data})
+		notAgain(t, s, published, before)
+		if len(s.Asked()) == before {
+			t.Error("a segment that was half filled was believed")
+		}
+	})
 }

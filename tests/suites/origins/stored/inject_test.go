@@ -1,4 +1,4 @@
-package origins_test
+package stored_test
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/suites/origins/sitetest"
 )
 
 // needInjection skips where no system call of another process can be made to fail.
@@ -30,10 +31,10 @@ type injection struct {
 
 // inject has what happen to the system calls of the daemon named call, until the injection ends: error=EIO, signal=SIGKILL
 // before the call is made, delay_exit=MICROSECONDS after it. With a path, only to those that are made on it.
-func (m *mounted) inject(t *testing.T, call, what, path string) *injection {
+func inject(t *testing.T, m *sitetest.Mounted, call, what, path string) *injection {
 	t.Helper()
 	i := &injection{out: filepath.Join(suite.NewDir(t), "strace")}
-	args := []string{"-f", "-qq", "-o", i.out, "-p", strconv.Itoa(m.pid), "-e", "trace=" + call, "-e", "inject=" + call + ":" + what}
+	args := []string{"-f", "-qq", "-o", i.out, "-p", strconv.Itoa(m.PID), "-e", "trace=" + call, "-e", "inject=" + call + ":" + what}
 	if path != "" {
 		args = append(args, "-P", path)
 	}
@@ -48,13 +49,13 @@ func (m *mounted) inject(t *testing.T, call, what, path string) *injection {
 			cancel()
 			_ = i.cmd.Wait() // by the signal
 		})
-		if blackbox.Within(10*time.Second, func() bool { return blackbox.Traced(m.pid, i.cmd.Process.Pid) }) {
+		if blackbox.Within(10*time.Second, func() bool { return blackbox.Traced(m.PID, i.cmd.Process.Pid) }) {
 			t.Cleanup(i.end)
 			return i
 		}
 		i.end()
 	}
-	t.Fatalf("strace does not get hold of the daemon %d", m.pid)
+	t.Fatalf("strace does not get hold of the daemon %d", m.PID)
 	return nil
 }
 

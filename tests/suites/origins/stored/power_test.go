@@ -1,4 +1,4 @@
-package origins_test
+package stored_test
 
 import (
 	"os"
@@ -7,6 +7,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 	"github.com/hbmfs/hbmfs/tests/blackbox/powerloss"
+	"github.com/hbmfs/hbmfs/tests/suites/origins/sitetest"
 )
 
 // TestPowerLoss fills a cache on a disk, and looks at the state that power losses would have left. Before each flush a
@@ -20,12 +21,12 @@ func TestPowerLoss(t *testing.T) {
 	t.Parallel()
 	d := powerloss.New(t, suite.NewDir(t), suite.NewDir(t))
 	c := newCacheIn(t, filepath.Join(d.Dir, "cache"))
-	must(t, compareFile(c.Path("away.bin"), c.files["away.bin"]))
-	if s := c.settled(t).Cache; s.Failures != 0 || s.Uncached != 0 || s.Published < 3 {
+	must(t, sitetest.CompareFile(c.Path("away.bin"), c.files["away.bin"]))
+	if s := c.Settled(t).Cache; s.Failures != 0 || s.Uncached != 0 || s.Published < 3 {
 		t.Errorf("the disk does not hold the dataset: %+v", s)
 	}
 	said := len(publishedIn(t, c.dir))
-	c.kill(t)
+	c.Kill(t)
 	losses, least := d.Losses(t), said
 	for i, image := range losses {
 		dir := suite.NewDir(t)

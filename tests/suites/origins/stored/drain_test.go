@@ -1,4 +1,4 @@
-package origins_test
+package stored_test
 
 import (
 	"bytes"
@@ -22,6 +22,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/observe/status"
 	"github.com/hbmfs/hbmfs/internal/volume/checkpoint"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/suites/origins/sitetest"
 )
 
 // part is that of an upload in parts.
@@ -56,16 +57,16 @@ func publish(t testing.TB, dir, name string, files map[string][]byte) {
 }
 
 // showsCheckpoints compares a mount of a destination with these checkpoints, as readers and hbmfs see them.
-func showsCheckpoints(t *testing.T, m *mounted, want map[string]map[string][]byte) {
+func showsCheckpoints(t *testing.T, m *sitetest.Mounted, want map[string]map[string][]byte) {
 	t.Helper()
-	entries, err := os.ReadDir(m.point)
+	entries, err := os.ReadDir(m.Point)
 	must(t, err)
 	for _, e := range entries {
 		if want[e.Name()] == nil {
 			t.Errorf("the mount shows %s", e.Name())
 		}
 	}
-	all, err := checkpoint.List(m.point)
+	all, err := checkpoint.List(m.Point)
 	must(t, err)
 	if len(all) != len(want) {
 		t.Errorf("%d checkpoints are listed: %v", len(all), all)
@@ -85,10 +86,10 @@ func showsCheckpoints(t *testing.T, m *mounted, want map[string]map[string][]byt
 
 // TestDrain drains a directory to a real server, by the command, and mounts what is there.
 func TestDrain(t *testing.T) {
-	needS3(t)
+	servers.NeedS3(t)
 	blackbox.NeedFUSE(t)
-	p, bucket, dir := newProxy(t, s3.socket), s3.bucket(t), suite.NewDir(t)
-	to := s3Source(p, bucket+"/run")
+	p, bucket, dir := sitetest.NewProxy(t, s3.Socket), s3.Bucket(t), suite.NewDir(t)
+	to := sitetest.S3Source(p, bucket+"/run")
 	one, two := drainedFiles(1, part), drainedFiles(2, 1<<20)
 	publish(t, dir, "step-9", one)
 	publish(t, dir, "step-10", two)
@@ -101,7 +102,7 @@ func TestDrain(t *testing.T) {
 			t.Fatalf("the drain says %s", out)
 		}
 	}
-	s3.put(t, bucket, "run/step-11/shards/part", []byte("its manifest never came"))
+	s3.Put(t, bucket, "run/step-11/shards/part", []byte("its manifest never came"))
 	out, err := suite.Output(t.Context(), "checkpoint", "ls", "--json", to)
 	must(t, err)
 	var listed struct{ Checkpoints []checkpoint.Entry }
@@ -109,14 +110,14 @@ func TestDrain(t *testing.T) {
 	if c := listed.Checkpoints; len(c) != 3 || c[0].Name != "step-9" || c[1].State != checkpoint.Complete || c[1].Files != len(two) || c[2].State != checkpoint.InWork {
 		t.Errorf("hbmfs checkpoint ls says %s", out)
 	}
-	for _, source := range []string{to, s3Source(p, bucket)} { // and the directory around it
-		m := mount(t, source, "")
+	for _, source := range []string{to, sitetest.S3Source(p, bucket)} { // and the directory around it
+		m := servers.Mount(t, source, "")
 		if source == to {
 			showsCheckpoints(t, m, map[string]map[string][]byte{"step-9": one, "step-10": two})
 		} else if names, err := os.ReadDir(m.Path("run")); err != nil || len(names) != 2 {
 			t.Errorf("the mount of the bucket shows %v, %v", names, err)
 		}
-		m.end(t)
+		m.End(t)
 	}
 	other := suite.NewDir(t)
 	publish(t, other, "step-12", map[string][]byte{"x": []byte("y")})
@@ -128,10 +129,10 @@ func TestDrain(t *testing.T) {
 
 // TestVolumeDrains has plain programs write into a volume that drains and keeps one checkpoint, and kills its daemon.
 func TestVolumeDrains(t *testing.T) {
-	needS3(t)
+	servers.NeedS3(t)
 	blackbox.NeedRoot(t)
-	p, bucket, dir, point := newProxy(t, s3.socket), s3.bucket(t), suite.NewDir(t), suite.NewDir(t)
-	to := s3Source(p, bucket+"/run")
+	p, bucket, dir, point := sitetest.NewProxy(t, s3.Socket), s3.Bucket(t), suite.NewDir(t), suite.NewDir(t)
+	to := sitetest.S3Source(p, bucket+"/run")
 	log := filepath.Join(suite.NewDir(t), "log")
 	v, err := suite.Mount(t.Context(), dir, point, "--checkpoints", "--drain", to, "--keep", "1", "--log-file", log)
 	must(t, err)
@@ -192,16 +193,16 @@ func TestVolumeDrains(t *testing.T) {
 	pid, err := v.DaemonPID()
 	must(t, err)
 	v.EndsWell(t, pid, log, patience)
-	m := mount(t, to, "")
+	m := servers.Mount(t, to, "")
 	showsCheckpoints(t, m, want)
 }
 
 // TestDrainedEmptyDirectories: a mount of the place shows directories that have nothing in them, which no object tells of.
 func TestDrainedEmptyDirectories(t *testing.T) {
-	needS3(t)
+	servers.NeedS3(t)
 	blackbox.NeedRoot(t)
-	p, bucket, dir, point := newProxy(t, s3.socket), s3.bucket(t), suite.NewDir(t), suite.NewDir(t)
-	to := s3Source(p, bucket+"/run")
+	p, bucket, dir, point := sitetest.NewProxy(t, s3.Socket), s3.Bucket(t), suite.NewDir(t), suite.NewDir(t)
+	to := sitetest.S3Source(p, bucket+"/run")
 	log := filepath.Join(suite.NewDir(t), "log")
 	v, err := suite.Mount(t.Context(), dir, point, "--checkpoints", "--log-file", log)
 	must(t, err)
@@ -212,7 +213,7 @@ func TestDrainedEmptyDirectories(t *testing.T) {
 	v.EndsWellYet(t, log, patience)
 	_, err = suite.Output(t.Context(), "checkpoint", "drain", dir, to)
 	must(t, err)
-	m := mount(t, to, "")
+	m := servers.Mount(t, to, "")
 	for _, name := range []string{"a", "a/b", "c/d/e"} {
 		info, err := os.Stat(m.Path("step", name))
 		if err != nil || !info.IsDir() {
@@ -231,16 +232,16 @@ func TestDrainedEmptyDirectories(t *testing.T) {
 	if out, err := suite.Command(t.Context(), "checkpoint", "verify", filepath.Join(dir, "step")).CombinedOutput(); err == nil || !strings.Contains(string(out), `"a/b"`) {
 		t.Errorf("verify of a checkpoint without an empty directory: %v %s", err, out)
 	}
-	m.end(t)
+	m.End(t)
 }
 
 // TestDrainGoesOnThroughUpgrades replaces the daemon of a volume while a file is on its way. The next daemon goes on with the upload, and sends
 // nothing again that is there. With MinIO, for which there is more time, it does so twice.
 func TestDrainGoesOnThroughUpgrades(t *testing.T) {
-	needS3(t)
+	servers.NeedS3(t)
 	blackbox.NeedRoot(t)
-	p, bucket, dir, point := newProxy(t, s3.socket), s3.bucket(t), suite.NewDir(t), suite.NewDir(t)
-	to, log := s3Source(p, bucket+"/run"), filepath.Join(suite.NewDir(t), "log")
+	p, bucket, dir, point := sitetest.NewProxy(t, s3.Socket), s3.Bucket(t), suite.NewDir(t), suite.NewDir(t)
+	to, log := sitetest.S3Source(p, bucket+"/run"), filepath.Join(suite.NewDir(t), "log")
 	v, err := suite.Mount(t.Context(), dir, point, "--checkpoints", "--drain", to, "--log-file", log)
 	must(t, err)
 	t.Cleanup(func() {
@@ -249,7 +250,7 @@ func TestDrainGoesOnThroughUpgrades(t *testing.T) {
 		}
 	})
 	up := &uploads{object: "/" + bucket + "/run/step-1/shards/large", sent: map[string]int{}}
-	p.setAnswer(up.answer)
+	p.SetAnswer(up.answer)
 	upgrades := 1
 	if os.Getenv("HBMFS_MINIO") != "" {
 		upgrades = 2
@@ -266,8 +267,8 @@ func TestDrainGoesOnThroughUpgrades(t *testing.T) {
 	for i := range upgrades {
 		parts := 0
 		if !blackbox.Within(patience, func() bool {
-			_, err := s3.client.StatObject(t.Context(), bucket, "run/step-1/shards/part", minio.StatObjectOptions{})
-			parts = s3.parts(t, bucket, "run/step-1/shards/large")
+			_, err := s3.Client.StatObject(t.Context(), bucket, "run/step-1/shards/part", minio.StatObjectOptions{})
+			parts = s3.Parts(t, bucket, "run/step-1/shards/large")
 			return err == nil && parts == 1+i
 		}) {
 			text, _ := os.ReadFile(log)
@@ -302,7 +303,7 @@ func TestDrainGoesOnThroughUpgrades(t *testing.T) {
 	pid, err := v.DaemonPID()
 	must(t, err)
 	v.EndsWell(t, pid, log, patience)
-	showsCheckpoints(t, mount(t, to, ""), map[string]map[string][]byte{"step-1": files})
+	showsCheckpoints(t, servers.Mount(t, to, ""), map[string]map[string][]byte{"step-1": files})
 }
 
 // uploads lets some parts of an object through, and tells the sender of others to come again.
@@ -347,10 +348,10 @@ func (u *uploads) answer(w http.ResponseWriter, r *http.Request) bool {
 // TestDrainedAndDamaged deletes an object at a destination, and cuts one: the checkpoints are listed as damaged, mounts leave them out and say
 // so, and the next drain mends them.
 func TestDrainedAndDamaged(t *testing.T) {
-	needS3(t)
+	servers.NeedS3(t)
 	blackbox.NeedFUSE(t)
-	p, bucket, dir := newProxy(t, s3.socket), s3.bucket(t), suite.NewDir(t)
-	to := s3Source(p, bucket+"/run")
+	p, bucket, dir := sitetest.NewProxy(t, s3.Socket), s3.Bucket(t), suite.NewDir(t)
+	to := sitetest.S3Source(p, bucket+"/run")
 	files := map[string][]byte{"shards/part": bytes.Repeat([]byte("part"), 3<<20), "config.json": []byte("{}")}
 	want := map[string]map[string][]byte{"step-1": files, "step-2": files, "step-3": files}
 	for name := range want {
@@ -362,8 +363,8 @@ func TestDrainedAndDamaged(t *testing.T) {
 		return string(out)
 	}
 	drain()
-	must(t, s3.client.RemoveObject(t.Context(), bucket, "run/step-1/shards/part", minio.RemoveObjectOptions{}))
-	s3.put(t, bucket, "run/step-2/config.json", []byte("{"))
+	must(t, s3.Client.RemoveObject(t.Context(), bucket, "run/step-1/shards/part", minio.RemoveObjectOptions{}))
+	s3.Put(t, bucket, "run/step-2/config.json", []byte("{"))
 	out, err := suite.Output(t.Context(), "checkpoint", "ls", "--json", to)
 	must(t, err)
 	var listed struct{ Checkpoints []checkpoint.Entry }
@@ -375,16 +376,16 @@ func TestDrainedAndDamaged(t *testing.T) {
 	if !strings.Contains(c[0].Why, "shards/part") || !strings.Contains(c[1].Why, "config.json") {
 		t.Errorf("it does not say what is damaged: %s", out)
 	}
-	m := mount(t, to, "")
+	m := servers.Mount(t, to, "")
 	showsCheckpoints(t, m, map[string]map[string][]byte{"step-3": files})
-	if text, err := os.ReadFile(m.log); err != nil || strings.Count(string(text), "left out") != 2 {
+	if text, err := os.ReadFile(m.Log); err != nil || strings.Count(string(text), "left out") != 2 {
 		t.Errorf("the log does not say what is left out: %v\n%s", err, text)
 	}
-	m.end(t)
+	m.End(t)
 	if said := drain(); !strings.Contains(said, "2 checkpoints were damaged at the destination") {
 		t.Errorf("the drain says %s", said)
 	}
-	m = mount(t, to, "")
+	m = servers.Mount(t, to, "")
 	showsCheckpoints(t, m, want)
-	m.end(t)
+	m.End(t)
 }

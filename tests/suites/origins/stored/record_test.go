@@ -1,4 +1,4 @@
-package origins_test
+package stored_test
 
 import (
 	"bufio"
@@ -17,6 +17,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/internal/commands/warm/touched"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/suites/origins/sitetest"
 )
 
 // warm runs hbmfs warm, and gives what --json prints.
@@ -29,7 +30,7 @@ func warm(t *testing.T, args ...string) (s touched.Summary) {
 }
 
 // readAt reads a few bytes, and compares.
-func readAt(t *testing.T, m *mounted, files map[string][]byte, name string, off int64) {
+func readAt(t *testing.T, m *sitetest.Mounted, files map[string][]byte, name string, off int64) {
 	t.Helper()
 	f, err := os.Open(m.Path(name))
 	must(t, err)
@@ -41,19 +42,19 @@ func readAt(t *testing.T, m *mounted, files map[string][]byte, name string, off 
 	}
 }
 
-func segmentOfFile(name string, off int64) string { return fmt.Sprint(name, "@", off/segment) }
+func segmentOfFile(name string, off int64) string { return fmt.Sprint(name, "@", off/sitetest.Segment) }
 
 // A job reads samples at random; its record, replayed on another node, brings the segments of these, so that the next job asks the
 // origin for nothing that the first has read.
 func TestRecordAndReplay(t *testing.T) {
 	blackbox.NeedFUSE(t)
-	onEverySite(t, func(t *testing.T, s *site) {
+	servers.OnEvery(t, func(t *testing.T, s *sitetest.Site) {
 		files := map[string][]byte{}
 		for i := range 4 {
-			files[fmt.Sprintf("deep/train-%d.bin", i)] = tokens(3*segment + i)
+			files[fmt.Sprintf("deep/train-%d.bin", i)] = sitetest.Tokens(3*sitetest.Segment + i)
 		}
-		s.putAll(t, files)
-		first := mount(t, s.source, "", "--cache-dir", suite.NewDir(t), segmentFlag)
+		s.PutAll(t, files)
+		first := servers.Mount(t, s.Source, "", "--cache-dir", suite.NewDir(t), sitetest.SegmentFlag)
 		random := rand.New(rand.NewPCG(1, 2))
 		type place struct {
 			name string
@@ -63,7 +64,7 @@ func TestRecordAndReplay(t *testing.T) {
 		var order []string
 		for range 6 {
 			name := fmt.Sprintf("deep/train-%d.bin", random.IntN(4))
-			p := place{name, random.Int64N(3*segment - 2000)}
+			p := place{name, random.Int64N(3*sitetest.Segment - 2000)}
 			samples = append(samples, p)
 			for _, off := range []int64{p.off, p.off + 999} {
 				if is := segmentOfFile(name, off); !slices.Contains(order, is) {
@@ -86,17 +87,17 @@ func TestRecordAndReplay(t *testing.T) {
 			t.Errorf("the record has %q, read was %q", got, order)
 		}
 
-		next := mount(t, s.source, "", "--cache-dir", suite.NewDir(t), segmentFlag)
+		next := servers.Mount(t, s.Source, "", "--cache-dir", suite.NewDir(t), sitetest.SegmentFlag)
 		done := warm(t, "--replay", record, next.Path())
 		if done.Local+done.Fetched != r.Bytes() || done.Left+done.Other+done.Missing+done.Denied+done.Unkept+done.Beyond > 0 {
 			t.Errorf("%+v of %d bytes", done, r.Bytes())
 		}
-		before := len(s.asked())
+		before := len(s.Asked())
 		for _, p := range samples {
 			readAt(t, next, files, p.name, p.off)
 		}
-		for _, a := range s.asked()[before:] {
-			if slices.Contains(order, segmentOfFile(strings.TrimPrefix(a.path[strings.Index(a.path, "deep"):], "/"), a.from)) {
+		for _, a := range s.Asked()[before:] {
+			if slices.Contains(order, segmentOfFile(strings.TrimPrefix(a.Path[strings.Index(a.Path, "deep"):], "/"), a.From)) {
 				t.Errorf("asked for again: %+v", a)
 			}
 		}
@@ -109,27 +110,27 @@ func TestRecordAndReplay(t *testing.T) {
 // Files that have another version now are left out, and counted; where nothing is as it was, the command says so.
 func TestReplayOfAnotherVersion(t *testing.T) {
 	blackbox.NeedFUSE(t)
-	s := newHTTPSite(t)
-	files := map[string][]byte{"a.bin": tokens(segment), "b.bin": tokens(segment + 5), "c.bin": tokens(100)}
-	s.putAll(t, files)
-	m := mount(t, s.source, "", "--cache-dir", suite.NewDir(t), segmentFlag)
-	m.compare(t, files)
+	s := servers.HTTPSite(t)
+	files := map[string][]byte{"a.bin": sitetest.Tokens(sitetest.Segment), "b.bin": sitetest.Tokens(sitetest.Segment + 5), "c.bin": sitetest.Tokens(100)}
+	s.PutAll(t, files)
+	m := servers.Mount(t, s.Source, "", "--cache-dir", suite.NewDir(t), sitetest.SegmentFlag)
+	m.Compare(t, files)
 	record := filepath.Join(suite.NewDir(t), "pile.record")
 	warm(t, "--record", record, m.Path())
-	s.put(t, "a.bin", tokens(segment/2))
+	s.Put(t, "a.bin", sitetest.Tokens(sitetest.Segment/2))
 	r, err := touched.Load(record)
 	must(t, err)
 	r.Files = append(r.Files, touched.File{Name: "gone.bin", Version: "v", Size: 10}, touched.File{Name: ".hbmfs/status", Version: "v", Size: 10})
 	r.Touches = append(r.Touches, [3]int64{int64(len(r.Files) - 2), 0, 10}, [3]int64{int64(len(r.Files) - 1), 0, 7})
 	must(t, r.Save(record))
-	next := mount(t, s.source, "", "--cache-dir", suite.NewDir(t), segmentFlag)
+	next := servers.Mount(t, s.Source, "", "--cache-dir", suite.NewDir(t), sitetest.SegmentFlag)
 	done := warm(t, "--replay", record, next.Path())
 	of := func(name string) int64 { return int64(len(files[name])) }
 	if done.Other != of("a.bin") || done.Missing != 10 || done.Unkept != 7 || done.Local+done.Fetched != of("b.bin")+of("c.bin") || done.Left > 0 {
 		t.Errorf("%+v", done)
 	}
-	s.putAll(t, map[string][]byte{"b.bin": tokens(50), "c.bin": tokens(50)})
-	last := mount(t, s.source, "", "--cache-dir", suite.NewDir(t), segmentFlag)
+	s.PutAll(t, map[string][]byte{"b.bin": sitetest.Tokens(50), "c.bin": sitetest.Tokens(50)})
+	last := servers.Mount(t, s.Source, "", "--cache-dir", suite.NewDir(t), sitetest.SegmentFlag)
 	r.Touches = r.Touches[:len(r.Touches)-1]
 	must(t, r.Save(record))
 	if _, err := suite.Output(t.Context(), "warm", "--replay", record, last.Path()); err == nil || !strings.Contains(err.Error(), "another version") {
@@ -140,10 +141,10 @@ func TestReplayOfAnotherVersion(t *testing.T) {
 // A record that begins now ends with Ctrl-C, and is saved then. It has nothing of the read data before.
 func TestRecordUntilInterrupted(t *testing.T) {
 	blackbox.NeedFUSE(t)
-	s := newHTTPSite(t)
-	files := map[string][]byte{"a.bin": tokens(1000), "b.bin": tokens(2000)}
-	s.putAll(t, files)
-	m := mount(t, s.source, "", "--cache-dir", suite.NewDir(t), segmentFlag)
+	s := servers.HTTPSite(t)
+	files := map[string][]byte{"a.bin": sitetest.Tokens(1000), "b.bin": sitetest.Tokens(2000)}
+	s.PutAll(t, files)
+	m := servers.Mount(t, s.Source, "", "--cache-dir", suite.NewDir(t), sitetest.SegmentFlag)
 	readAt(t, m, files, "a.bin", 0)
 	record := filepath.Join(suite.NewDir(t), "pile.record")
 	cmd := exec.CommandContext(t.Context(), suite.Path(), "warm", "--record", record, "--for", "10m", m.Path())
@@ -172,16 +173,10 @@ func TestRecordUntilInterrupted(t *testing.T) {
 // A record goes on with the next daemon of the mount: it has what was read of both, says that it has a gap, and is replayed.
 func TestRecordGoesOnWithTheNextDaemon(t *testing.T) {
 	blackbox.NeedRoot(t)
-	s := newHTTPSite(t)
-	files := map[string][]byte{"a.bin": tokens(1000), "b.bin": tokens(2000)}
-	s.putAll(t, files)
-	m := &mounted{point: suite.NewDir(t), log: filepath.Join(suite.NewDir(t), "log")}
-	var err error
-	m.Mount, err = suite.Mount(t.Context(), s.source, m.point, "--log-file", m.log, "--cache-dir", suite.NewDir(t), segmentFlag)
-	must(t, err)
-	m.pid, err = m.DaemonPID()
-	must(t, err)
-	t.Cleanup(func() { m.end(t) })
+	s := servers.HTTPSite(t)
+	files := map[string][]byte{"a.bin": sitetest.Tokens(1000), "b.bin": sitetest.Tokens(2000)}
+	s.PutAll(t, files)
+	m := servers.MountKept(t, s.Source, "--cache-dir", suite.NewDir(t), sitetest.SegmentFlag)
 	record := filepath.Join(suite.NewDir(t), "pile.record")
 	cmd := exec.CommandContext(t.Context(), suite.Path(), "warm", "--record", record, "--for", "1h", m.Path())
 	pipe, err := cmd.StderrPipe()
@@ -206,9 +201,7 @@ func TestRecordGoesOnWithTheNextDaemon(t *testing.T) {
 		}
 	}
 	says("recording for 1h")
-	before := m.pid
-	must(t, syscall.Kill(before, syscall.SIGKILL))
-	if !blackbox.Within(patience, func() bool { m.pid, err = m.DaemonPID(); return err == nil && m.pid != before }) {
+	if !m.GoesOn(t) {
 		_ = cmd.Process.Kill()
 		t.Skip("no daemon goes on with the mount of another here")
 	}
@@ -232,9 +225,9 @@ func TestRecordGoesOnWithTheNextDaemon(t *testing.T) {
 // Mounts without a cache keep no record, and the commands say so. So do those about no mount, with a wrong file, of two mounts.
 func TestNoRecord(t *testing.T) {
 	blackbox.NeedFUSE(t)
-	s := newHTTPSite(t)
-	s.putAll(t, map[string][]byte{"a.bin": tokens(1000)})
-	m := mount(t, s.source, "")
+	s := servers.HTTPSite(t)
+	s.PutAll(t, map[string][]byte{"a.bin": sitetest.Tokens(1000)})
+	m := servers.Mount(t, s.Source, "")
 	record := filepath.Join(suite.NewDir(t), "pile.record")
 	must(t, (&touched.Record{Format: 1}).Save(record))
 	for name, c := range map[string]struct {
@@ -258,12 +251,12 @@ func TestNoRecord(t *testing.T) {
 // Another user gets no name of a file that it may not read, and brings none.
 func TestRecordsKeepSecrets(t *testing.T) {
 	blackbox.NeedRoot(t)
-	s := newHTTPSite(t)
-	files := map[string][]byte{"a.bin": tokens(1000)}
-	s.putAll(t, files)
+	s := servers.HTTPSite(t)
+	files := map[string][]byte{"a.bin": sitetest.Tokens(1000)}
+	s.PutAll(t, files)
 	for umask, sees := range map[string]bool{"0": true, "44": false} {
-		m := mount(t, s.source, "", "--cache-dir", suite.NewDir(t), segmentFlag, "--allow-other", "--umask", umask)
-		m.compare(t, files)
+		m := servers.Mount(t, s.Source, "", "--cache-dir", suite.NewDir(t), sitetest.SegmentFlag, "--allow-other", "--umask", umask)
+		m.Compare(t, files)
 		dir := t.TempDir()
 		must(t, os.Chown(dir, nobody, nobody))
 		mine, others := filepath.Join(suite.NewDir(t), "mine"), filepath.Join(dir, "others")
@@ -301,26 +294,20 @@ const nobody = 65534
 // A replay goes on where the source hangs for a while, and where the daemon is killed and another goes on.
 func TestReplayGoesOn(t *testing.T) {
 	blackbox.NeedRoot(t)
-	s := newHTTPSite(t)
-	files := map[string][]byte{"a.bin": tokens(3 * segment), "b.bin": tokens(2 * segment)}
-	s.putAll(t, files)
-	first := mount(t, s.source, "", "--cache-dir", suite.NewDir(t), segmentFlag)
-	first.compare(t, files)
+	s := servers.HTTPSite(t)
+	files := map[string][]byte{"a.bin": sitetest.Tokens(3 * sitetest.Segment), "b.bin": sitetest.Tokens(2 * sitetest.Segment)}
+	s.PutAll(t, files)
+	first := servers.Mount(t, s.Source, "", "--cache-dir", suite.NewDir(t), sitetest.SegmentFlag)
+	first.Compare(t, files)
 	record := filepath.Join(suite.NewDir(t), "pile.record")
 	warm(t, "--record", record, first.Path())
 
-	m := &mounted{point: suite.NewDir(t), log: filepath.Join(suite.NewDir(t), "log")}
-	var err error
-	m.Mount, err = suite.Mount(t.Context(), s.source, m.point, "--log-file", m.log, "--cache-dir", suite.NewDir(t), segmentFlag, "--patience", "8s")
-	must(t, err)
-	m.pid, err = m.DaemonPID()
-	must(t, err)
-	t.Cleanup(func() { m.end(t) })
-	s.setFault(func(_ int, a asked) fault {
-		if strings.HasSuffix(a.path, "b.bin") {
-			return stall
+	m := servers.MountKept(t, s.Source, "--cache-dir", suite.NewDir(t), sitetest.SegmentFlag, "--patience", "8s")
+	s.SetFault(func(_ int, a sitetest.Asked) sitetest.Fault {
+		if strings.HasSuffix(a.Path, "b.bin") {
+			return sitetest.Stall
 		}
-		return none
+		return sitetest.None
 	})
 	done := make(chan touched.Summary, 1)
 	go func() {
@@ -331,15 +318,13 @@ func TestReplayGoesOn(t *testing.T) {
 		}
 		done <- sum
 	}()
-	if !blackbox.Within(patience, func() bool { return m.status(t).Cache.Segments >= 3 }) {
-		t.Fatalf("a.bin does not come: %+v", m.status(t).Cache)
+	if !blackbox.Within(patience, func() bool { return m.Status(t).Cache.Segments >= 3 }) {
+		t.Fatalf("a.bin does not come: %+v", m.Status(t).Cache)
 	}
-	before := m.pid
-	must(t, syscall.Kill(before, syscall.SIGKILL))
-	if !blackbox.Within(patience, func() bool { m.pid, err = m.DaemonPID(); return err == nil && m.pid != before }) {
+	if !m.GoesOn(t) {
 		t.Skip("no daemon goes on with the mount of another here")
 	}
-	s.setFault(nil)
+	s.SetFault(nil)
 	select {
 	case sum := <-done:
 		if size := int64(len(files["a.bin"]) + len(files["b.bin"])); sum.Bytes != size || sum.Left > 0 || sum.Local+sum.Fetched != size {

@@ -1,4 +1,4 @@
-package origins_test
+package sitetest
 
 import (
 	"context"
@@ -18,35 +18,36 @@ import (
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
-// fault is what goes wrong with an answer.
-type fault string
+// Fault is what goes wrong with an answer.
+type Fault string
 
+// The faults of answers.
 const (
-	none       fault = ""
-	serverFail fault = "500"
-	slowDown   fault = "503 slow down"
-	reset      fault = "reset in the body"
-	hangUp     fault = "connection closed in the body"
-	short      fault = "half the body, well-formed"
-	otherRange fault = "other bytes than asked for"
-	stall      fault = "half the body, then nothing"
-	down       fault = "connection closed at once"
+	None       Fault = ""
+	ServerFail Fault = "500"
+	SlowDown   Fault = "503 slow down"
+	Reset      Fault = "reset in the body"
+	HangUp     Fault = "connection closed in the body"
+	Short      Fault = "half the body, well-formed"
+	OtherRange Fault = "other bytes than asked for"
+	Stall      Fault = "half the body, then nothing"
+	Down       Fault = "connection closed at once"
 )
 
-// proxy stands before a server.
-type proxy struct {
+// Proxy stands before a server.
+type Proxy struct {
 	*httptest.Server
 
 	mu     sync.Mutex
 	answer func(w http.ResponseWriter, r *http.Request) bool // takes a request for itself
-	fault  func(number int, a asked) fault                   // of the number-th request for a range
-	ranges []asked
+	fault  func(number int, a Asked) Fault                   // of the number-th request for a range
+	ranges []Asked
 }
 
-// asked is a range that was asked for.
-type asked struct {
-	path     string
-	from, to int64 // the last byte
+// Asked is a range that was asked for.
+type Asked struct {
+	Path     string
+	From, To int64 // the last byte
 }
 
 type ctxKey int
@@ -56,11 +57,11 @@ const (
 	connKey
 )
 
-// newProxy makes a proxy before a server, on a socket or a port.
-func newProxy(t testing.TB, server string) *proxy {
+// NewProxy makes a proxy before a server, on a socket or a port.
+func NewProxy(t testing.TB, server string) *Proxy {
 	t.Helper()
-	transport := toServer(server)
-	p := &proxy{}
+	transport := ToServer(server)
+	p := &Proxy{}
 	forward := &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.Out.URL.Scheme, r.Out.URL.Host, r.Out.Host = "http", "server", r.In.Host // which the signature holds
@@ -80,18 +81,18 @@ func newProxy(t testing.TB, server string) *proxy {
 	return p
 }
 
-func (p *proxy) serve(w http.ResponseWriter, r *http.Request, forward http.Handler) {
+func (p *Proxy) serve(w http.ResponseWriter, r *http.Request, forward http.Handler) {
 	f, answer := p.look(r)
 	if answer != nil && answer(w, r) {
 		return
 	}
 	switch f {
-	case serverFail:
+	case ServerFail:
 		w.WriteHeader(http.StatusInternalServerError)
-	case slowDown:
+	case SlowDown:
 		w.WriteHeader(http.StatusServiceUnavailable)
 		fmt.Fprint(w, `<?xml version="1.0" encoding="UTF-8"?><Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>`)
-	case down:
+	case Down:
 		panic(http.ErrAbortHandler)
 	default:
 		forward.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), faultKey, f)))
@@ -99,11 +100,11 @@ func (p *proxy) serve(w http.ResponseWriter, r *http.Request, forward http.Handl
 }
 
 // look notes a request and says what is to happen to it.
-func (p *proxy) look(r *http.Request) (f fault, answer func(http.ResponseWriter, *http.Request) bool) {
+func (p *Proxy) look(r *http.Request) (f Fault, answer func(http.ResponseWriter, *http.Request) bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if from, to, ok := blackbox.ParseRange(r.Header.Get("Range")); ok && r.Method == http.MethodGet {
-		a := asked{r.URL.Path, from, to}
+		a := Asked{r.URL.Path, from, to}
 		p.ranges = append(p.ranges, a)
 		if p.fault != nil {
 			f = p.fault(len(p.ranges), a)
@@ -112,27 +113,28 @@ func (p *proxy) look(r *http.Request) (f fault, answer func(http.ResponseWriter,
 	return f, p.answer
 }
 
-// setFault says what happens to requests for ranges from now on; setAnswer takes any request away from the server.
-func (p *proxy) setFault(f func(number int, a asked) fault) {
+// SetFault says what happens to requests for ranges from now on.
+func (p *Proxy) SetFault(f func(number int, a Asked) Fault) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.fault = f
 }
 
-func (p *proxy) setAnswer(f func(w http.ResponseWriter, r *http.Request) bool) {
+// SetAnswer takes any request away from the server.
+func (p *Proxy) SetAnswer(f func(w http.ResponseWriter, r *http.Request) bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.answer = f
 }
 
-// asked gives the ranges that were asked for so far, but those of the index that a mount of a web server learns from what
+// Asked gives the ranges that were asked for so far, but those of the index that a mount of a web server learns from what
 // there is: /PLACE/index.json.
-func (p *proxy) asked() []asked {
+func (p *Proxy) Asked() []Asked {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	var out []asked
+	var out []Asked
 	for _, a := range p.ranges {
-		if !strings.HasSuffix(a.path, "/index.json") || strings.Count(a.path, "/") > 2 {
+		if !strings.HasSuffix(a.Path, "/index.json") || strings.Count(a.Path, "/") > 2 {
 			out = append(out, a)
 		}
 	}
@@ -142,29 +144,29 @@ func (p *proxy) asked() []asked {
 // spoil does to an answer what was decided on for its request.
 func spoil(res *http.Response) error {
 	ctx := res.Request.Context()
-	f, _ := ctx.Value(faultKey).(fault)
+	f, _ := ctx.Value(faultKey).(Fault)
 	half := max(0, res.ContentLength/2)
 	switch f {
-	case reset:
+	case Reset:
 		res.Body = &cut{res.Body, half, func() error {
 			if c, ok := ctx.Value(connKey).(*net.TCPConn); ok {
 				_ = c.SetLinger(0) // so that its end is a reset
 			}
 			return errors.New("reset")
 		}}
-	case hangUp:
+	case HangUp:
 		res.Body = &cut{res.Body, half, func() error { return errors.New("closed") }}
-	case short:
+	case Short:
 		res.Body = &cut{res.Body, half, func() error { return io.EOF }}
 		res.ContentLength = half
 		res.Header.Set("Content-Length", strconv.FormatInt(half, 10))
-	case otherRange:
+	case OtherRange:
 		from, to, ok := blackbox.ParseRange(strings.Replace(strings.Split(res.Header.Get("Content-Range"), "/")[0], "bytes ", "", 1))
 		if ok {
 			_, size, _ := strings.Cut(res.Header.Get("Content-Range"), "/")
 			res.Header.Set("Content-Range", fmt.Sprintf("bytes %d-%d/%s", from+1, to+1, size))
 		}
-	case stall:
+	case Stall:
 		res.Body = &cut{res.Body, half, func() error { <-ctx.Done(); return ctx.Err() }}
 	}
 	return nil
