@@ -158,8 +158,8 @@ class Mixture(Stream[B]):
         elif seq_len is None or decode:
             raise InvalidError("a mixture of tokens needs seq_len, and decodes nothing: give seq_len, and leave decode out")
         super().__init__(
-            first, batch_size, 1 if seq_len is None else seq_len, seed=seed, rank=rank, world_size=world_size, dtype=dtype, depth=depth, ahead=ahead, shuffle=shuffle,
-            drop_last=drop_last, targets=targets, tensors=tensors,
+            first, batch_size, 1 if seq_len is None else seq_len, seed=seed, rank=rank, world_size=world_size, dtype=dtype, depth=depth, ahead=ahead,
+            shuffle=shuffle, drop_last=drop_last, targets=targets, tensors=tensors,
         )  # fmt: skip
         self.names = list(sources)
         self.datasets: list[Any] = [dataset for dataset, _ in sources.values()]

@@ -21,7 +21,7 @@ import math
 import operator
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -36,6 +36,9 @@ from ._sample_rows import SampleRows
 from ._scatter import Spans
 from ._types import Ints, starts_of
 from .part import chosen
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["SampleDataset"]
 
@@ -232,7 +235,7 @@ class SampleDataset:
         """Cancels running requests and gives everything back, also of parts and selections. Arrays stay."""
         self._files.close()
 
-    def __enter__(self) -> SampleDataset:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
