@@ -38,7 +38,7 @@ SBOM    = $(CACHE)/sbom
 SHARE   = $(DESTDIR)$(PREFIX)/share
 
 .DEFAULT_GOAL := help
-.PHONY: help go build lib demo test testreport test-programs test-peers test-minio test-cluster cluster-images test-gpu lint docs bench bench-shards bench-samples soak-handover soak-volume soak-random bench-remote install uninstall packages image chart dist clean
+.PHONY: help go build lib demo test testreport test-programs test-peers test-minio test-cluster cluster-images test-gpu lint docs bench bench-shards bench-samples soak-handover soak-volume soak-random bench-remote bench-clouds install uninstall packages image chart dist clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -302,6 +302,11 @@ bench-remote: build $(S3) ## Measure first reads of remote sources beside rclone
 	$(STATIC) -o $(CACHE)/bench-remote ./tests/bench/remote
 	$(CACHE)/bench-remote --hbmfs bin/hbmfs --s3server $(S3) --rclone $(or $(RCLONE),rclone) $(BENCHFLAGS) --rivals
 	$(CACHE)/bench-remote --hbmfs bin/hbmfs --s3server $(S3) --rclone $(or $(RCLONE),rclone) $(BENCHFLAGS) --random
+
+bench-clouds: build ## Measure first reads of s3://, gs:// and hf:// beside huggingface_hub and gcsfs, which PYTHON must have (4 minutes)
+	@tools/need.sh fuse
+	$(STATIC) -o $(CACHE)/bench-remote ./tests/bench/remote
+	$(CACHE)/bench-remote --hbmfs bin/hbmfs --python $(or $(PYTHON),python3) --rounds 3 $(BENCHFLAGS) --clouds
 
 install: build ## Install the binary, the mount(8) link, the unit, man pages and completions (PREFIX, DESTDIR)
 	install -D -m 755 $(BIN)/hbmfs $(DESTDIR)$(PREFIX)/bin/hbmfs

@@ -3,6 +3,7 @@ package layout
 import (
 	"math"
 	"slices"
+	"sync"
 )
 
 // codeLengths measures how well bytes fit to elements of a width. It codes the bytes at each place of an element by an adaptive
@@ -18,6 +19,11 @@ type codeLengths struct {
 
 // lengths are bits by weight. Small weights suit bytes that are constant, large ones suit noise.
 type lengths [4]float64
+
+// codes makes the code lengths once. That takes milliseconds, and each Index would pay them.
+//
+//nolint:gochecknoglobals // a table
+var codes = sync.OnceValue(newCodeLengths)
 
 func newCodeLengths() *codeLengths {
 	k := &codeLengths{}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"strings"
-	"sync"
 )
 
 // format recognizes one family of files. Recognition has two steps. probe sees one object's head, alone; it is called
@@ -39,7 +38,7 @@ func allFormats() []format {
 		{"litdata", "Lightning LitData: chunks of tokens or items, named by index.json", jsonIndexProbe("chunks"), litdataAssemble},
 		{"datatrove", "datatrove and nanotron: .ds tokens with .ds.index and .ds.metadata", datatroveProbe, datatroveAssemble},
 		{"olmo", "OLMo and Dolma: headerless tokens (.npy, .bin) with a .csv.gz that lists their documents", olmoProbe, olmoAssemble},
-		{tokensFormat, "headerless tokens (nanoGPT's train.bin, OLMo's .npy that is none): known by their values, or by --dtype", tokensProbe(sync.OnceValue(newCodeLengths)), tokensAssemble},
+		{tokensFormat, "headerless tokens (nanoGPT's train.bin, OLMo's .npy that is none): known by their values, or by --dtype", tokensProbe, tokensAssemble},
 	}
 }
 

@@ -81,7 +81,7 @@ func (d *directory) guessTokens(ctx context.Context, o *Object) tokenGuess {
 	if err != nil {
 		return tokenGuess{}
 	}
-	return guessTokens(head, newCodeLengths())
+	return guessTokens(head, codes())
 }
 
 // withoutSidecar adds the files that belong to the parts by their names and have no sidecar, so that the stream does

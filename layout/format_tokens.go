@@ -9,13 +9,11 @@ import (
 
 // tokensProbe looks at the values of files whose names may be those of token files. It also accepts files that it
 // cannot judge: other files of the same family, or --dtype, may tell.
-func tokensProbe(code func() *codeLengths) func(o *Object, head []byte) any {
-	return func(o *Object, head []byte) any {
-		if !isTokenName(o.Name) {
-			return nil
-		}
-		return guessTokens(head, code())
+func tokensProbe(o *Object, head []byte) any {
+	if !isTokenName(o.Name) {
+		return nil
 	}
+	return guessTokens(head, codes())
 }
 
 // isTokenName reports whether writers of headerless tokens use such a name.

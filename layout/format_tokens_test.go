@@ -46,7 +46,7 @@ func TestGuessTokensFindsTokens(t *testing.T) {
 		}
 		return b
 	}
-	code := newCodeLengths()
+	code := codes()
 	for name, c := range map[string]struct {
 		head []byte
 		want DType
@@ -70,7 +70,7 @@ func TestGuessTokensFindsTokens(t *testing.T) {
 }
 
 func TestGuessTokensRefusesOthers(t *testing.T) {
-	code := newCodeLengths()
+	code := codes()
 	r := rand.New(rand.NewPCG(1, 2))
 	make4k := func(width int, value func(i int) uint64) []byte {
 		b := make([]byte, 4096)

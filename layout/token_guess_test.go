@@ -86,7 +86,7 @@ func TestTokenGuessesAreRight(t *testing.T) {
 	if os.Getenv("HBMFS_TEST_LONG") != "" {
 		files = madeFilesLong
 	}
-	code := newCodeLengths()
+	code := codes()
 	var table strings.Builder
 	fmt.Fprintf(&table, "%-8s %-12s %-6s %6s %6s %6s %6s\n", "type", "values", "zeros", "files", "view", "named", "wrong")
 	for _, dtype := range []DType{U8, U16, U32, I32, I64, F32} {
@@ -129,7 +129,7 @@ func TestTokenGuessesOfGoldenFiles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	code := newCodeLengths()
+	code := codes()
 	var tokens, right, others, wrong int
 	for _, dir := range dirs {
 		if !dir.IsDir() {

@@ -3,6 +3,7 @@ package fetch
 import (
 	"fmt"
 	"io/fs"
+	"strings"
 	"sync/atomic"
 )
 
@@ -30,4 +31,19 @@ func (l *Listing) Add(name, version string) error {
 		return fmt.Errorf("%w: the source lists more than %d bytes of names: name a directory below it, or allow more (--max-listing)", fs.ErrInvalid, l.limit)
 	}
 	return nil
+}
+
+// MostName is the longest name of an object in a bucket, in bytes.
+const MostName = 1024
+
+// AddBelow is Add for a name that a bucket lists below a prefix. It refuses names that the bucket cannot have there, such as the directory above it:
+// directories that name each other would be listed forever.
+func (l *Listing) AddBelow(prefix, name, version string) error {
+	if len(name) > MostName {
+		return fmt.Errorf("%w: the server lists a name of %d bytes, and names have at most %d", fs.ErrInvalid, len(name), MostName)
+	}
+	if !strings.HasPrefix(name, prefix) {
+		return fmt.Errorf("%w: the server lists %.100q, and was asked for names that begin with %.100q", fs.ErrInvalid, name, prefix)
+	}
+	return l.Add(name, version)
 }

@@ -41,8 +41,8 @@ func Open(s Source, opt fetch.Options) (*Bucket, error) {
 	if err := checkBucket(s.Bucket); err != nil {
 		return nil, fmt.Errorf("open %s: %w: %w", s, fs.ErrInvalid, err)
 	}
-	if len(s.Prefix) > mostName {
-		return nil, fmt.Errorf("open %.100s...: the prefix has %d bytes, and names have at most %d: %w", s, len(s.Prefix), mostName, fs.ErrInvalid)
+	if len(s.Prefix) > fetch.MostName {
+		return nil, fmt.Errorf("open %.100s...: the prefix has %d bytes, and names have at most %d: %w", s, len(s.Prefix), fetch.MostName, fs.ErrInvalid)
 	}
 	o := &Bucket{source: s}
 	o.Client = fetch.New(o, opt)

@@ -19,10 +19,9 @@ import (
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// Bounds of one page of a listing. Google gives at most 1,000 names of up to 1,024 bytes.
+// Bounds of one page of a listing. Google gives at most 1,000 names of up to fetch.MostName bytes.
 const (
 	pageNames = 1000
-	mostName  = 1024
 	mostPage  = 16 << 20      // bytes: servers for tests tell all of each object
 	mostItems = 2 * pageNames // objects, and as many directories, where a server counts them apart
 )
@@ -195,13 +194,13 @@ func (o *Bucket) ask(ctx context.Context, name string, query url.Values, to any)
 	return nil
 }
 
-// take checks a page. Directories that name each other would be listed forever.
+// take checks a page.
 func (w *walk) take(prefix string, p *page) (objects []*layout.Object, below []string, err error) {
 	for i := range p.Items {
 		it := &p.Items[i]
 		obj, err := w.origin.object(it)
 		if err == nil {
-			err = w.check(prefix, it.Name, obj.Version)
+			err = w.listing.AddBelow(prefix, it.Name, obj.Version)
 		}
 		if err != nil {
 			return nil, nil, err
@@ -211,7 +210,7 @@ func (w *walk) take(prefix string, p *page) (objects []*layout.Object, below []s
 		}
 	}
 	for _, dir := range p.Prefixes {
-		if err := w.check(prefix, dir, ""); err != nil {
+		if err := w.listing.AddBelow(prefix, dir, ""); err != nil {
 			return nil, nil, err
 		}
 		if len(dir) == len(prefix) || !strings.HasSuffix(dir, "/") {
@@ -220,17 +219,6 @@ func (w *walk) take(prefix string, p *page) (objects []*layout.Object, below []s
 		below = append(below, dir)
 	}
 	return objects, below, nil
-}
-
-// check refuses names that a listing of prefix cannot have, such as the directory above it.
-func (w *walk) check(prefix, name, version string) error {
-	if len(name) > mostName {
-		return fmt.Errorf("%w: the server lists a name of %d bytes, and Google's have at most %d", fs.ErrInvalid, len(name), mostName)
-	}
-	if !strings.HasPrefix(name, prefix) {
-		return fmt.Errorf("%w: the server lists %.100q, and was asked for names that begin with %.100q", fs.ErrInvalid, name, prefix)
-	}
-	return w.listing.Add(name, version)
 }
 
 // object makes an object of an item of a listing. One without a version or with a size that cannot be becomes a problem of the listing.

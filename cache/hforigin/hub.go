@@ -36,6 +36,7 @@ type Repo struct {
 	*fetch.Client // which asks by Get, and reads
 	*hub
 
+	local  *blobs
 	source Source
 	commit string // 40 hex digits; "" until List
 	dir    string // that names are relative to, with a slash at its end, or ""
@@ -62,7 +63,7 @@ const (
 
 // Open makes an origin. Nothing is asked of the Hub yet. HTTPS_PROXY and its relatives are honoured.
 func Open(s Source, opt fetch.Options) *Repo {
-	o := &Repo{source: s}
+	o := &Repo{source: s, local: newBlobs(s.local())}
 	o.Client = fetch.New(o, opt)
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.DisableCompression = true // a range of a file is a range of its bytes as stored
@@ -106,6 +107,7 @@ func (o *Repo) Pinned() string { return o.source.at(o.commit) }
 
 // Close ends idle connections.
 func (o *Repo) Close() error {
+	o.local.close()
 	o.client.CloseIdleConnections()
 	return nil
 }
@@ -237,6 +239,9 @@ func next(res *http.Response) (*url.URL, error) {
 
 // Get implements [fetch.Getter].
 func (o *Repo) Get(ctx context.Context, obj *layout.Object, off, n int64) (*fetch.Answer, error) {
+	if answer := o.local.get(obj, off, n); answer != nil {
+		return answer, nil
+	}
 	return o.get(ctx, o.hub, obj, off, n)
 }
 

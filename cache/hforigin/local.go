@@ -19,9 +19,14 @@ func Offline() bool {
 	return false
 }
 
+// local is the repository's directory in the cache of the Hub's own tools.
+func (s Source) local() string {
+	return filepath.Join(cmp.Or(os.Getenv("HF_HUB_CACHE"), filepath.Join(hubHome(), "hub")), s.Kind+"--"+strings.ReplaceAll(s.Name, "/", "--"))
+}
+
 // Cached returns the directory or file of the source in the cache of the Hub's own tools.
 func (s Source) Cached() (string, error) {
-	repo := filepath.Join(cmp.Or(os.Getenv("HF_HUB_CACHE"), filepath.Join(hubHome(), "hub")), s.Kind+"--"+strings.ReplaceAll(s.Name, "/", "--"))
+	repo := s.local()
 	commit := s.Revision
 	if ref, err := os.ReadFile(filepath.Join(repo, "refs", filepath.FromSlash(s.Revision))); err == nil {
 		commit = strings.TrimSpace(string(ref))

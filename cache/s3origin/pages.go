@@ -14,10 +14,9 @@ import (
 	"github.com/hbmfs/hbmfs/cache/fetch"
 )
 
-// Bounds of one page of a listing. S3 gives at most 1,000 keys of up to 1,024 bytes, escaped or not.
+// Bounds of one page of a listing. S3 gives at most 1,000 keys of up to fetch.MostName bytes, escaped or not.
 const (
 	pageKeys     = 1000
-	mostKey      = 1024
 	mostPage     = 4 << 20      // bytes
 	mostEntries  = 2 * pageKeys // keys and directories, where a server counts them apart
 	mostElements = 40 * pageKeys

@@ -35,7 +35,7 @@ func TestPageCountsElements(t *testing.T) {
 }
 
 func TestPagesAreBounded(t *testing.T) {
-	entry := "<Contents><Key>" + strings.Repeat("k", 3*mostKey) + "</Key><LastModified/><ETag/><Size/><StorageClass/><ChecksumAlgorithm/>" +
+	entry := "<Contents><Key>" + strings.Repeat("k", 3*fetch.MostName) + "</Key><LastModified/><ETag/><Size/><StorageClass/><ChecksumAlgorithm/>" +
 		"<ChecksumType/><Owner><ID/><DisplayName/></Owner><RestoreStatus><IsRestoreInProgress/><RestoreExpiryDate/></RestoreStatus></Contents>"
 	for name, c := range map[string]struct {
 		text string

@@ -54,8 +54,8 @@ func open(s Source, opt fetch.Options, buffer int) (*Bucket, error) {
 	if err := s3utils.CheckValidBucketName(s.Bucket); err != nil {
 		return nil, fmt.Errorf("open %s: a %s: %w", s, strings.ToLower(err.Error()), fs.ErrInvalid)
 	}
-	if len(s.Prefix) > mostKey {
-		return nil, fmt.Errorf("open %.100s...: the prefix has %d bytes, and keys have at most %d: %w", s, len(s.Prefix), mostKey, fs.ErrInvalid)
+	if len(s.Prefix) > fetch.MostName {
+		return nil, fmt.Errorf("open %.100s...: the prefix has %d bytes, and keys have at most %d: %w", s, len(s.Prefix), fetch.MostName, fs.ErrInvalid)
 	}
 	o := &Bucket{source: s}
 	o.Client = fetch.New(o, opt)
@@ -289,7 +289,7 @@ func (w *walk) page(ctx context.Context, prefix string) (objects []*layout.Objec
 			if after != "" && info.Key <= after { // it came by an earlier attempt
 				continue
 			}
-			if err := w.check(prefix, info); err != nil {
+			if err := w.listing.AddBelow(prefix, info.Key, info.ETag); err != nil {
 				return err
 			}
 			alive()
@@ -311,18 +311,6 @@ func (w *walk) page(ctx context.Context, prefix string) (objects []*layout.Objec
 		return ctx.Err()
 	})
 	return objects, below, err
-}
-
-// check refuses keys that a listing of prefix cannot have, such as the directory above it. Directories that name each
-// other would be listed forever.
-func (w *walk) check(prefix string, info minio.ObjectInfo) error {
-	if len(info.Key) > mostKey {
-		return fmt.Errorf("%w: the server lists a key of %d bytes, and S3's have at most %d", fs.ErrInvalid, len(info.Key), mostKey)
-	}
-	if !strings.HasPrefix(info.Key, prefix) {
-		return fmt.Errorf("%w: the server lists %.100q, and was asked for keys that begin with %.100q", fs.ErrInvalid, info.Key, prefix)
-	}
-	return w.listing.Add(info.Key, info.ETag)
 }
 
 func (o *Bucket) object(info minio.ObjectInfo) *layout.Object {

@@ -58,8 +58,8 @@ func (w *Writer) core() minio.Core { return minio.Core{Client: w.o.client} }
 
 func (w *Writer) key(name string) (string, error) {
 	key := w.o.key(name)
-	if len(key) > mostKey {
-		return "", fmt.Errorf("%w: the key of %.100q would have %d bytes, and S3's have at most %d", fs.ErrInvalid, name, len(key), mostKey)
+	if len(key) > fetch.MostName {
+		return "", fmt.Errorf("%w: the key of %.100q would have %d bytes, and S3's have at most %d", fs.ErrInvalid, name, len(key), fetch.MostName)
 	}
 	return key, nil
 }
@@ -104,7 +104,7 @@ func (w *Writer) Begin(ctx context.Context, name string, summed bool) (id string
 	if id, err = w.core().NewMultipartUpload(ctx, w.o.source.Bucket, key, opt); err != nil {
 		return "", w.explain(err)
 	}
-	if id == "" || len(id) > mostKey {
+	if id == "" || len(id) > fetch.MostName {
 		return "", fmt.Errorf("%w: it gives an upload of %q an id of %d bytes", fetch.ErrLie, name, len(id))
 	}
 	return id, nil
@@ -193,7 +193,7 @@ func (w *Writer) List(ctx context.Context, prefix string, delimited bool, alive 
 		if info.Err != nil {
 			return nil, nil, w.explain(info.Err)
 		}
-		if len(info.Key) > mostKey || !strings.HasPrefix(info.Key, full) {
+		if len(info.Key) > fetch.MostName || !strings.HasPrefix(info.Key, full) {
 			return nil, nil, fmt.Errorf("%w: the server lists %.100q, and was asked for keys that begin with %.100q", fs.ErrInvalid, info.Key, full)
 		}
 		if err := listing.Add(info.Key, info.ETag); err != nil {

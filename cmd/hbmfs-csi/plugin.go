@@ -57,7 +57,7 @@ A volume says what it shows in its attributes. Only source is needed, but for KV
   connections, patience                           requests to the source at once; how long it may give nothing, as in 2m
   readAhead, uid, gid, umask, showViews, logLevel flags of hbmfs mount by the same name
   authentication  auto, anonymous, secret (access keys in a Kubernetes secret) or pod (the token of the pod's service account)
-  roleArn         the role that the token is exchanged for
+  roleArn, workloadIdentityProvider, googleServiceAccount  at AWS and Google, what the token is exchanged for
 
 A checkpoint volume is one where programs write, in a directory of the node (below hbmfs-csi host --allow-checkpoints):
 
@@ -72,7 +72,7 @@ A KV volume keeps blocks of engines' KV caches, in a directory of the node (belo
   memory          bytes of memory that they may take before, as in 32GiB (of hbmfs-csi host --kv-memory); none is no memory tier
   keepFor         how long the volume stays once no pod has it, with its memory, as in 10m, which is the default; 0 is not at all
 
-Keys of the secret: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, and AWS_SESSION_TOKEN where there is one.`,
+Keys of the secret: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, and AWS_SESSION_TOKEN where there is one; credentials.json; or HF_TOKEN.`,
 		Example: `  hbmfs-csi host --allow-source /data &
   hbmfs-csi --endpoint unix:///var/lib/kubelet/plugins/csi.hbmfs.io/csi.sock --register /var/lib/kubelet/plugins_registry \
     --node-id $NODE_NAME`,

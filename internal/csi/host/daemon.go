@@ -270,11 +270,11 @@ func codeOf(exit int, remote bool) codes.Code {
 // rights is the environment by which a daemon finds its credentials.
 func (v *nodeVolume) rights(s volume.Spec) []string {
 	env := []string{ready.Env + "=1", "AWS_EC2_METADATA_DISABLED=true"} // never the node's own role
-	switch s.Auth {
-	case volume.AuthSecret:
+	switch {
+	case s.Auth == volume.AuthSecret, s.FederatedFile("") != nil:
 		env = append(env, cmp.Or(address.Of(s.Asked()).SecretFile, "AWS_SHARED_CREDENTIALS_FILE")+"="+v.path(credentialsName))
-	case volume.AuthPod:
-		env = append(env, "AWS_WEB_IDENTITY_TOKEN_FILE="+v.path(tokenName), "AWS_ROLE_ARN="+s.RoleARN, "AWS_ROLE_SESSION_NAME=hbmfs-"+v.key)
+	case s.Auth == volume.AuthPod:
+		env = append(env, "AWS_WEB_IDENTITY_TOKEN_FILE="+v.path(tokenName), "AWS_ROLE_ARN="+s.Role, "AWS_ROLE_SESSION_NAME=hbmfs-"+v.key)
 	}
 	return env
 }

@@ -68,6 +68,9 @@ func (v *nodeVolume) acquire(ctx context.Context) error {
 
 // serve makes sure that the volume's daemon runs with these secrets. The lock must be held.
 func (v *nodeVolume) serve(ctx context.Context, w volume.Want) error {
+	if file := w.FederatedFile(v.path(tokenName)); file != nil {
+		w.Credentials = file
+	}
 	for name, content := range map[string][]byte{credentialsName: w.Credentials, tokenName: w.Token} {
 		if content == nil {
 			continue

@@ -25,9 +25,30 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// TestRoleOfAPod has the token of a pod's service account exchanged for a role, and each new token that kubelet brings take
-// the old one's place. AWS's token service is a fake behind a proxy.
+// TestRoleOfAPod has the token of a pod's service account exchanged for a role of AWS, and for an identity at Google. Each new token that kubelet
+// brings takes the old one's place. The token services are fakes behind a proxy.
 func TestRoleOfAPod(t *testing.T) {
+	const pool = "//iam.googleapis.com/projects/1/locations/global/workloadIdentityPools/pool/providers/cluster"
+	for name, c := range map[string]podRole{
+		"AWS": {"s3://bucket?region=us-east-1&endpoint=", []string{"roleArn", "arn:aws:iam::1:role/reader"}, "sts.amazonaws.com", "arn:aws:iam::1:role/reader", []string{"InvalidIdentityToken", "trust policy"}},
+		"Google": {"gs://bucket?endpoint=", []string{"workloadIdentityProvider", pool, "googleServiceAccount", "reader@project.iam.gserviceaccount.com"}, "https:" + pool, pool,
+			[]string{"sts.googleapis.com", "invalid_grant"}},
+		"Google, by itself": {"gs://bucket?endpoint=", []string{"workloadIdentityProvider", pool}, pool, pool, []string{"sts.googleapis.com", "invalid_grant"}},
+	} {
+		t.Run(name, func(t *testing.T) { c.test(t) })
+	}
+}
+
+// podRole is an origin that takes tokens of pods.
+type podRole struct {
+	source     string
+	attributes []string
+	audience   string // of the token that kubelet brings
+	asked      string // of the token service
+	refusal    []string
+}
+
+func (c podRole) test(t *testing.T) {
 	n := newNode(t)
 	n.write("a.bin", "some tokens")
 	store := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { serveBucket(w, r, n.data) }))
@@ -42,18 +63,18 @@ func TestRoleOfAPod(t *testing.T) {
 	n.startHost()
 
 	publish := func(pod, token string) error {
-		return n.publish("v", pod,
-			"source", "s3://bucket?region=us-east-1&endpoint="+store.URL, "roleArn", "arn:aws:iam::1:role/reader", "patience", "20s",
+		return n.publish("v", pod, append(c.attributes,
+			"source", c.source+store.URL, "patience", "20s",
 			"csi.storage.k8s.io/pod.namespace", "team", "csi.storage.k8s.io/serviceAccount.name", "trainer",
-			"csi.storage.k8s.io/serviceAccount.tokens", fmt.Sprintf(`{"sts.amazonaws.com":{"token":%q}}`, token))
+			"csi.storage.k8s.io/serviceAccount.tokens", fmt.Sprintf(`{%q:{"token":%q}}`, c.audience, token))...)
 	}
-	n.code(publish("p1", "forged"), codes.PermissionDenied, "arn:aws:iam::1:role/reader", "InvalidIdentityToken", "trust policy")
+	n.code(publish("p1", "forged"), codes.PermissionDenied, c.refusal...)
 	n.must(publish("p1", "first-token"))
 	n.must(publish("p2", "first-token")) // another pod of the account
 	if d := n.daemons(); len(d) != 1 || !n.reads(n.target("p2"), "a.bin") {
 		t.Errorf("daemons %v, or the volume cannot be read", d)
 	}
-	if asked := sts.asked(); len(asked) == 0 || asked[0] != "arn:aws:iam::1:role/reader forged" || asked[len(asked)-1] != "arn:aws:iam::1:role/reader first-token" {
+	if asked := sts.asked(); len(asked) == 0 || asked[0] != c.asked+" forged" || asked[len(asked)-1] != c.asked+" first-token" {
 		t.Errorf("the token service was asked %q", asked)
 	}
 	n.must(publish("p1", "second-token"))
@@ -67,7 +88,7 @@ func TestRoleOfAPod(t *testing.T) {
 	if asked := sts.asked()[before:]; len(asked) == 0 || !strings.HasSuffix(asked[0], " second-token") {
 		t.Errorf("with a new token the token service was asked %q", asked)
 	}
-	n.hasNot("second-token", "secret-of-the-role")
+	n.hasNot("second-token", "secret-of-the-role", "session-of-the-role")
 	n.must(n.unpublish("v", "p1"))
 	n.must(n.unpublish("v", "p2"))
 	n.clean()
@@ -103,6 +124,10 @@ func (n *node) hasNot(secrets ...string) {
 
 // serveBucket is a bucket with the files of a directory, for whoever has taken the role.
 func serveBucket(w http.ResponseWriter, r *http.Request, dir string) {
+	if strings.HasPrefix(r.URL.Path, "/storage/v1/") {
+		serveGoogle(w, r, dir)
+		return
+	}
 	if !strings.Contains(r.Header.Get("Authorization"), "Credential=key-of-the-role/") || r.Header.Get("X-Amz-Security-Token") != "session-of-the-role" {
 		w.WriteHeader(http.StatusForbidden)
 		fmt.Fprint(w, "<Error><Code>AccessDenied</Code></Error>")
@@ -113,6 +138,23 @@ func serveBucket(w http.ResponseWriter, r *http.Request, dir string) {
 		fmt.Fprint(w, `<ListBucketResult><Name>bucket</Name><KeyCount>1</KeyCount><Contents><Key>a.bin</Key><Size>11</Size><ETag>"v1"</ETag><LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents></ListBucketResult>`)
 		return
 	}
+	serveFile(w, r, dir)
+}
+
+// serveGoogle is serveBucket as Google has it.
+func serveGoogle(w http.ResponseWriter, r *http.Request, dir string) {
+	w.Header().Set("X-Goog-Generation", "1")
+	switch {
+	case r.Header.Get("Authorization") != "Bearer session-of-the-role":
+		w.WriteHeader(http.StatusForbidden)
+	case strings.HasSuffix(r.URL.Path, "/o"):
+		fmt.Fprint(w, `{"kind": "storage#objects", "items": [{"name": "a.bin", "size": "11", "generation": "1", "updated": "2026-01-01T00:00:00Z"}]}`)
+	default:
+		serveFile(w, r, dir)
+	}
+}
+
+func serveFile(w http.ResponseWriter, r *http.Request, dir string) {
 	f, err := os.Open(filepath.Join(dir, filepath.Base(r.URL.Path)))
 	if err != nil {
 		http.NotFound(w, r)
@@ -123,7 +165,7 @@ func serveBucket(w http.ResponseWriter, r *http.Request, dir string) {
 	http.ServeContent(w, r, "", time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), f)
 }
 
-// tokenService is a fake of AWS's, at its own address, for those who go through the proxy and trust its authority.
+// tokenService is a fake of AWS's and of Google's, at their own addresses, for those who go through the proxy and trust its authority.
 type tokenService struct {
 	proxy, authority string
 
@@ -138,6 +180,10 @@ func (s *tokenService) asked() []string {
 }
 
 func (s *tokenService) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if strings.HasSuffix(r.Host, ".googleapis.com") {
+		s.google(w, r)
+		return
+	}
 	if err := r.ParseForm(); err != nil || r.Host != "sts.amazonaws.com" || r.Form.Get("Action") != "AssumeRoleWithWebIdentity" {
 		http.Error(w, "not what it is for", http.StatusBadRequest)
 		return
@@ -155,6 +201,29 @@ func (s *tokenService) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 </Credentials></AssumeRoleWithWebIdentityResult></AssumeRoleWithWebIdentityResponse>`, time.Now().Add(time.Hour).UTC().Format(time.RFC3339))
 }
 
+// google gives a token of the pool for one of a pod, and one of a service account for that. Both are the same where no service account is asked for.
+func (s *tokenService) google(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	if r.Host == "iamcredentials.googleapis.com" {
+		if r.Header.Get("Authorization") != "Bearer session-of-the-role" || r.URL.Path != "/v1/projects/-/serviceAccounts/reader@project.iam.gserviceaccount.com:generateAccessToken" {
+			w.WriteHeader(http.StatusForbidden)
+			return
+		}
+		fmt.Fprintf(w, `{"accessToken": "session-of-the-role", "expireTime": %q}`, time.Now().Add(time.Hour).UTC().Format(time.RFC3339))
+		return
+	}
+	token := r.FormValue("subject_token")
+	s.mu.Lock()
+	s.tokens = append(s.tokens, r.FormValue("audience")+" "+token)
+	s.mu.Unlock()
+	if token == "forged" {
+		w.WriteHeader(http.StatusBadRequest)
+		fmt.Fprint(w, `{"error": "invalid_grant", "error_description": "The audience in ID Token does not match."}`)
+		return
+	}
+	fmt.Fprint(w, `{"access_token": "session-of-the-role", "issued_token_type": "urn:ietf:params:oauth:token-type:access_token", "token_type": "Bearer", "expires_in": 3600}`)
+}
+
 func newTokenService(t *testing.T) *tokenService {
 	s := &tokenService{authority: filepath.Join(t.TempDir(), "authority.pem")}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -162,7 +231,7 @@ func newTokenService(t *testing.T) *tokenService {
 		t.Fatal(err)
 	}
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"}, DNSNames: []string{"sts.amazonaws.com"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"}, DNSNames: []string{"sts.amazonaws.com", "sts.googleapis.com", "iamcredentials.googleapis.com"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}
 	certificate, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)

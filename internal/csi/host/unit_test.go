@@ -25,7 +25,7 @@ func TestEnvironmentLendsNoRights(t *testing.T) {
 		volume.AuthPod:       {"AWS_WEB_IDENTITY_TOKEN_FILE=/s/volumes/k/token", "AWS_ROLE_ARN=r", "AWS_ROLE_SESSION_NAME=hbmfs-k"},
 	} {
 		want = append([]string{"HBMFS_DAEMON=1", "AWS_EC2_METADATA_DISABLED=true"}, want...)
-		if got := v.rights(volume.Spec{Auth: auth, RoleARN: "r"}); !slices.Equal(got, want) {
+		if got := v.rights(volume.Spec{Auth: auth, Role: "r"}); !slices.Equal(got, want) {
 			t.Errorf("%s: %q, want %q", auth, got, want)
 		}
 	}

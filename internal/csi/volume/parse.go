@@ -2,7 +2,6 @@ package volume
 
 import (
 	"cmp"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"net/url"
@@ -38,7 +37,6 @@ const (
 	serviceAccount = kubeletPrefix + "serviceAccount.name"
 	tokens         = kubeletPrefix + "serviceAccount.tokens"
 	ephemeral      = kubeletPrefix + "ephemeral"
-	audience       = "sts.amazonaws.com"
 )
 
 // frozen is the attribute of a volume whose files are not asked for again once they are read.
@@ -84,7 +82,7 @@ func options() map[string]option {
 
 // others are the attributes that are no flags.
 func others() []string {
-	return []string{"source", "authentication", "roleArn", checkpoints, drain, kvDirectory, kvSize, kvMemory, keepFor}
+	return []string{"source", "authentication", "roleArn", provider, account, checkpoints, drain, kvDirectory, kvSize, kvMemory, keepFor}
 }
 
 // Parse makes a want of a request. Its errors are of gRPC, name the attribute or key that is wrong, and show no secret.
@@ -272,16 +270,14 @@ func checkQuery(attribute, text string, known []string) error {
 // authenticate settles the credentials by which the source is asked.
 func (w *Want) authenticate(r Request, values map[string]string) error {
 	scheme := address.Of(w.Asked())
-	role, how := values["roleArn"], cmp.Or(values["authentication"], "auto")
+	roles := rolesOf(values)
+	role, how := values[scheme.Role], cmp.Or(values["authentication"], "auto")
 	if why := oneOf("auto", AuthAnonymous, AuthSecret, AuthPod)(how); why != "" {
 		return invalid("volume attribute authentication=%q: %s", how, why)
 	}
-	if role != "" && !strings.HasPrefix(role, "arn:") {
-		return invalid("volume attribute roleArn=%q: want arn:aws:iam::ACCOUNT:role/NAME", role)
-	}
 	if how == "auto" {
 		switch {
-		case role != "":
+		case len(roles) > 0:
 			how = AuthPod
 		case len(r.Secrets) > 0, r.StagedAuth == AuthSecret:
 			how = AuthSecret
@@ -298,12 +294,16 @@ func (w *Want) authenticate(r Request, values map[string]string) error {
 		return invalid("volume attributes authentication, roleArn and secrets are for the drain of a checkpoint volume, and this one has none: leave them out")
 	case how != AuthAnonymous && scheme.Secrets == nil:
 		return invalid("volume attributes authentication, roleArn and secrets are for %s sources, and source is %s: leave them out", address.WithSecrets(), w.Source)
-	case role != "" && !scheme.Role:
-		return invalid("volume attribute roleArn is not for %s sources: leave it out", scheme.Names[0])
+	case len(roles) > 0 && (len(roles) > 1 || roles[0] != scheme.Role):
+		return invalid("volume attribute %s is not for %s sources: leave it out", roles[len(roles)-1], scheme.Names[0])
 	case how != AuthPod && role != "":
-		return invalid("volume attribute roleArn contradicts authentication=%s: a role is taken with the pod's token", how)
+		return invalid("volume attribute %s contradicts authentication=%s: a role is taken with the pod's token", scheme.Role, how)
+	case how == AuthPod && scheme.Role == "":
+		return invalid("volume attribute authentication=pod is not for %s sources, which take no token of a pod: name a secret", scheme.Names[0])
 	case how == AuthPod && role == "":
-		return invalid("volume attribute authentication=pod needs roleArn: the role that the pod's service account may take")
+		return invalid("volume attribute authentication=pod needs %s: what the token of the pod's service account is exchanged for", scheme.Role)
+	case values[account] != "" && role == "":
+		return invalid("volume attribute %s needs %s", account, provider)
 	case how != AuthSecret && len(r.Secrets) > 0:
 		return invalid("volume attribute authentication=%s contradicts the secret that the volume names: leave one of them out", how)
 	}
@@ -312,7 +312,7 @@ func (w *Want) authenticate(r Request, values map[string]string) error {
 	case AuthSecret:
 		return w.useSecrets(r)
 	case AuthPod:
-		return w.useToken(r, role)
+		return w.useToken(r, scheme.Role, role, values[account])
 	}
 	return nil
 }
@@ -359,29 +359,6 @@ func (w *Want) useSecrets(r Request) error {
 		owner = "namespace " + r.Attributes[PodNamespace]
 	}
 	w.Identity, w.Credentials = Identity(owner, text), []byte(text)
-	return nil
-}
-
-// useToken has the daemon take a role with the token of the pod's service account.
-func (w *Want) useToken(r Request, role string) error {
-	w.RoleARN = role
-	if r.Staging { // no pod yet
-		return nil
-	}
-	var given map[string]struct {
-		Token string `json:"token"`
-	}
-	if err := json.Unmarshal([]byte(cmp.Or(r.Attributes[tokens], "{}")), &given); err != nil {
-		return invalid("%s is not what kubelet sends: want a JSON object of audiences", tokens)
-	}
-	if given[audience].Token == "" {
-		return status.Errorf(codes.FailedPrecondition, "volume attribute roleArn needs a token of the pod's service account for %s: list it in tokenRequests of the CSIDriver object", audience)
-	}
-	namespace, account := r.Attributes[PodNamespace], r.Attributes[serviceAccount]
-	if namespace == "" || account == "" {
-		return status.Errorf(codes.FailedPrecondition, "volume attribute roleArn needs to know the pod's service account: set podInfoOnMount in the CSIDriver object")
-	}
-	w.Identity, w.Token = Identity("service account", namespace, account), []byte(given[audience].Token)
 	return nil
 }
 

@@ -43,7 +43,7 @@ func TestParse(t *testing.T) {
 		"what kubelet adds":     {Request{Attributes: attributes("https://h/p/", PodName, "p", PodNamespace, "n", tokens, someTokens)}, Spec{Source: "https://h/p/", Auth: AuthAnonymous}},
 		"the pod's group":       {Request{Attributes: attributes("/d"), MountGroup: "2000"}, Spec{Source: "/d", Auth: AuthAnonymous, Flags: []string{"--gid=2000"}}},
 		"the default said":      {Request{Attributes: attributes("/d", "showViews", "false", "frozen", "false", "authentication", "anonymous")}, Spec{Source: "/d", Auth: AuthAnonymous}},
-		"a role before the pod": {Request{Attributes: attributes("s3://b", "roleArn", "arn:aws:iam::1:role/r"), Staging: true}, Spec{Source: "s3://b", Auth: AuthPod, RoleARN: "arn:aws:iam::1:role/r"}},
+		"a role before the pod": {Request{Attributes: attributes("s3://b", "roleArn", "arn:aws:iam::1:role/r"), Staging: true}, Spec{Source: "s3://b", Auth: AuthPod, Role: "arn:aws:iam::1:role/r"}},
 		"staged with a secret":  {Request{Attributes: attributes("s3://b"), StagedAuth: AuthSecret}, Spec{Source: "s3://b", Auth: AuthSecret}},
 	} {
 		w, err := Parse(c.r)
@@ -71,7 +71,7 @@ func TestCredentialsOfGoogle(t *testing.T) {
 }
 
 func TestParseRefuses(t *testing.T) {
-	role := "arn:aws:iam::1:role/r"
+	role, pool := "arn:aws:iam::1:role/r", "//iam.googleapis.com/projects/1/locations/global/workloadIdentityPools/p/providers/q"
 	for name, c := range map[string]struct {
 		r     Request
 		words string // all of them are in the message
@@ -125,6 +125,14 @@ func TestParseRefuses(t *testing.T) {
 		"half a secret":          {Request{Attributes: attributes("s3://b"), Secrets: map[string]string{"AWS_SECRET_ACCESS_KEY": "hunter2"}}, "AWS_ACCESS_KEY_ID missing"},
 		"another key":            {Request{Attributes: attributes("s3://b"), Secrets: map[string]string{"password": "hunter2"}}, "password AWS_ACCESS_KEY_ID"},
 		"a line in a secret":     {Request{Attributes: attributes("s3://b"), Secrets: keys("a", "hunter2\ncredential_process = id")}, "AWS_SECRET_ACCESS_KEY white"},
+		"gs, role of AWS":        {Request{Attributes: attributes("gs://bucket", "roleArn", role)}, "roleArn gs"},
+		"s3, pool of Google":     {Request{Attributes: attributes("s3://b", provider, pool)}, "workloadIdentityProvider s3"},
+		"both":                   {Request{Attributes: attributes("gs://bucket", "roleArn", role, provider, pool)}, "gs leave"},
+		"no pool":                {Request{Attributes: attributes("gs://bucket", provider, "https://pool.test")}, "workloadIdentityProvider //iam.googleapis.com"},
+		"an account, no pool":    {Request{Attributes: attributes("gs://bucket", account, "a@b.iam.gserviceaccount.com")}, "googleServiceAccount workloadIdentityProvider"},
+		"no account":             {Request{Attributes: attributes("gs://bucket", provider, pool, account, "a@b.test/x:y?")}, "googleServiceAccount NAME@PROJECT"},
+		"pod, no pool":           {Request{Attributes: attributes("gs://bucket", "authentication", "pod")}, "authentication workloadIdentityProvider"},
+		"hub, pod":               {Request{Attributes: attributes("hf://org/name", "authentication", "pod")}, "authentication hf secret"},
 		"tokens that are none":   {Request{Attributes: attributes("s3://b", "roleArn", role, tokens, "hunter2")}, "serviceAccount.tokens JSON"},
 		"hub, options":           {Request{Attributes: attributes("hf://org/name?region=r")}, "region endpoint"},
 		"hub, key of S3":         {Request{Attributes: attributes("hf://org/name"), Secrets: keys("a", "hunter2")}, "AWS_ACCESS_KEY_ID HF_TOKEN"},

@@ -23,7 +23,7 @@ import (
 const (
 	AuthAnonymous = "anonymous"
 	AuthSecret    = "secret" // access keys from a Kubernetes secret
-	AuthPod       = "pod"    // a role, with the token of the pod's service account
+	AuthPod       = "pod"    // a role, or an identity at Google, with the token of the pod's service account
 )
 
 // Spec has the arguments of a daemon, without secrets.
@@ -31,7 +31,8 @@ type Spec struct {
 	Source   string   `json:"source"`
 	Flags    []string `json:"flags,omitempty"` // of hbmfs mount, in a fixed order
 	Auth     string   `json:"auth"`
-	RoleARN  string   `json:"role_arn,omitempty"`
+	Role     string   `json:"role_arn,omitempty"` // for AuthPod: what [address.Scheme.Role] says
+	Account  string   `json:"account,omitempty"`  // of Google, that the identity acts for; "" for none
 	Identity string   `json:"identity,omitempty"` // a hash of the credentials; "" where everybody may ask
 
 	Checkpoints bool   `json:"checkpoints,omitempty"` // Source is a directory where programs write checkpoints

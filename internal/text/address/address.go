@@ -21,7 +21,8 @@ type Scheme struct {
 	SecretFile string
 	// CheckSecret says why a secret of a pod may not be used, "" where it may; nil where each may.
 	CheckSecret func(value string) (why string)
-	Role        bool // it takes a role by the token of a pod's service account
+	// Role is the attribute of a Kubernetes volume that names what the token of a pod's service account is exchanged for; "" where it is for nothing.
+	Role string
 }
 
 // Schemes are all schemes, in the order of help.
@@ -31,13 +32,14 @@ func Schemes() []Scheme {
 			Names: []string{"s3"}, Form: "s3://BUCKET/PREFIX",
 			Help:    "?endpoint=http://HOST:PORT&region=...; credentials are found where AWS's tools find them",
 			Options: []string{"endpoint", "region", "path_style"},
-			Secrets: []string{"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"}, Role: true,
+			Secrets: []string{"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"}, Role: "roleArn",
 		},
 		{
 			Names: []string{"gs"}, Form: "gs://BUCKET/PREFIX",
 			Help:    "?user_project=PROJECT; credentials are found where Google's tools find them",
 			Options: []string{"endpoint", "user_project"},
 			Secrets: []string{"credentials.json"}, SecretFile: "GOOGLE_APPLICATION_CREDENTIALS", CheckSecret: checkGoogle,
+			Role: "workloadIdentityProvider",
 		},
 		{
 			Names: []string{"hf"}, Form: "hf://ORG/NAME",

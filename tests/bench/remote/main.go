@@ -1,7 +1,7 @@
 // Command remote measures the first read of a remote object through a mount, and later ones, beside the rates of network
 // and disk without it.
 //
-//	go run ./tests/bench/remote --hbmfs bin/hbmfs [--rounds 5] [--latency 25ms] [--rate 90e6] [--rivals | --random | --decode]
+//	go run ./tests/bench/remote --hbmfs bin/hbmfs [--rounds 5] [--latency 25ms] [--rate 90e6] [--rivals | --random | --clouds | --decode]
 //
 // The server is this program: it waits --latency before each answer, and gives each connection --rate at most. One
 // round fetches the object by 8 parallel ranged GETs, reads it cold through a new mount with an empty cache, reads it
@@ -9,6 +9,8 @@
 //
 // With --rivals and --random the server is versitygw, behind a proxy that waits and limits, and hbmfs reads it beside
 // rclone and s3fs: one object in sequence, or samples of 10 GiB at random, the latter also with a plan.
+//
+// With --clouds the server answers as S3, Google Cloud Storage and a Hub do, and hbmfs reads it beside huggingface_hub and gcsfs.
 //
 // With --decode the source is a local directory of compressed shards, read through a mount that decodes them, beside
 // the library that decodes.
@@ -52,6 +54,8 @@ func run(ctx context.Context) (err error) {
 	rivals := pflag.Bool("rivals", false, "compare with rclone and s3fs")
 	random := pflag.Bool("random", false, "compare random reads with rclone's")
 	rclonePath := pflag.String("rclone", "rclone", "the rclone to compare with")
+	clouds := pflag.Bool("clouds", false, "compare s3://, gs:// and hf:// with huggingface_hub and gcsfs")
+	python := pflag.String("python", "python3", "with --clouds: the Python that has huggingface_hub and gcsfs")
 	all := pflag.Bool("all", false, "with --random: also rclone with 16 streams of 4 MiB, which takes minutes a round")
 	decode := pflag.Bool("decode", false, "compare compressed shards through the mount with the library that decodes them")
 	shards := pflag.Int("shards", 16, "with --decode: shards of 64 MB")
@@ -69,6 +73,8 @@ func run(ctx context.Context) (err error) {
 	switch {
 	case *decode:
 		return b.decode(ctx, *shards, *sum, *rounds)
+	case *clouds:
+		return b.clouds(ctx, *python, *rounds)
 	case *random:
 		list := []contender{
 			hbmfs(c.hbmfs),

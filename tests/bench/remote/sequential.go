@@ -58,39 +58,58 @@ func (b *bench) ways(ctx context.Context, name string, way *proxy, rivals []cont
 	if err != nil {
 		return err
 	}
-	names, rates, work := []string{"8 parallel ranged GETs"}, make([][]float64, len(rivals)+1), make([][]float64, len(rivals)+1)
+	list := []entrant{{"8 parallel ranged GETs", func(ctx context.Context) (m measured, err error) {
+		m.rate, err = b.gets(ctx, url)
+		return m, err
+	}}}
 	for _, c := range rivals {
-		names = append(names, c.name)
+		list = append(list, entrant{c.name, func(ctx context.Context) (m measured, err error) {
+			return m, c.with(ctx, b.work, way.url, func(r *running) (err error) {
+				if m.rate, err = b.read(filepath.Join(r.point, "object.bin")); err == nil {
+					m.cpu, err = r.cpu()
+				}
+				return err
+			})
+		}})
 	}
+	return b.alternate(ctx, name, list, 1, rounds)
+}
+
+// entrant reads the object once, from where it lies to the end.
+type entrant struct {
+	name string
+	run  func(ctx context.Context) (measured, error)
+}
+
+// measured is the rate of an entrant, bytes per second, and what its process took.
+type measured struct {
+	rate   float64
+	cpu    time.Duration
+	memory int64 // bytes, 0 where it is not known
+}
+
+// alternate has each entrant once in each round, in an order that changes, and compares them with one of them.
+func (b *bench) alternate(ctx context.Context, name string, list []entrant, base, rounds int) error {
+	rates, work, memory := make([][]float64, len(list)), make([][]float64, len(list)), make([][]float64, len(list))
 	for round := range rounds {
-		for i := range names {
-			at := (i + round) % len(names)
-			var rate float64
-			var cpu time.Duration
-			if at == 0 {
-				rate, err = b.gets(ctx, url)
-			} else {
-				err = rivals[at-1].with(ctx, b.work, way.url, func(r *running) (err error) {
-					if rate, err = b.read(filepath.Join(r.point, "object.bin")); err == nil {
-						cpu, err = r.cpu()
-					}
-					return err
-				})
-			}
+		for i := range list {
+			at := (i + round) % len(list)
+			m, err := list[at].run(ctx)
 			if err != nil {
 				return err
 			}
-			fmt.Fprintf(os.Stderr, "round %d: %s: %s: %.0f MB/s, %v of CPU\n", round+1, name, names[at], rate/1e6, cpu)
-			rates[at], work[at] = append(rates[at], rate), append(work[at], cpu.Seconds()/float64(b.size)*1e9)
+			fmt.Fprintf(os.Stderr, "round %d: %s: %s: %.0f MB/s, %v of CPU, load %s\n", round+1, name, list[at].name, m.rate/1e6, m.cpu, load())
+			rates[at], work[at] = append(rates[at], m.rate), append(work[at], m.cpu.Seconds()/float64(b.size)*1e9)
+			memory[at] = append(memory[at], float64(m.memory))
 		}
 	}
 	fmt.Printf("\nCold, %d bytes in sequence, %s, %d rounds, medians; load %s\n\n", b.size, name, rounds, load())
 	t := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "reader\tMB/s\tbeside hbmfs\tlowest\thighest\tCPU s/GB\t")
-	base := median(rates[1])
-	for i, name := range names {
+	fmt.Fprintln(t, "reader\tMB/s\tbeside "+list[base].name+"\tlowest\thighest\tCPU s/GB\tmemory MB\t")
+	for i, e := range list {
 		low, high := ends(rates[i])
-		fmt.Fprintf(t, "%s\t%.0f\t%.2f\t%.0f\t%.0f\t%.2f\t\n", name, median(rates[i])/1e6, median(rates[i])/base, low/1e6, high/1e6, median(work[i]))
+		fmt.Fprintf(t, "%s\t%.0f\t%.2f\t%.0f\t%.0f\t%.2f\t%.1f\t\n", e.name, median(rates[i])/1e6, median(rates[i])/median(rates[base]), low/1e6, high/1e6,
+			median(work[i]), median(memory[i])/1e6)
 	}
 	return t.Flush()
 }

@@ -90,7 +90,7 @@ func New(t testing.TB) *Hub {
 	return h
 }
 
-// Repo returns a repository, models/ORG/NAME or datasets/ORG/NAME, and makes it where it is missing.
+// Repo returns a repository, models/ORG/NAME, models/NAME or datasets/ORG/NAME, and makes it where it is missing.
 func (h *Hub) Repo(name string) *Repo {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -200,8 +200,9 @@ func (h *Hub) serveHub(w http.ResponseWriter, r *http.Request) {
 		parts = append([]string{"models"}, parts...)
 	}
 	var repo *Repo
-	if len(parts) >= 3 {
-		repo = h.repos[strings.Join(parts[:3], "/")]
+	n := min(2, len(parts)) // of a name of one part
+	if repo = h.repos[strings.Join(parts[:n], "/")]; repo == nil && len(parts) >= 3 {
+		n, repo = 3, h.repos[strings.Join(parts[:3], "/")]
 	}
 	token := strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ")
 	switch {
@@ -218,7 +219,7 @@ func (h *Hub) serveHub(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusUnauthorized, "GatedRepo", "Access to model "+repo.name+" is restricted. You must have access to it and be authenticated to access it. Please log in.")
 		return
 	}
-	parts = append(parts[3:], "", "")
+	parts = append(parts[n:], "", "")
 	what, revision, path := parts[0], parts[1], strings.Trim(strings.Join(parts[2:], "/"), "/")
 	if what == "" {
 		what, revision = "revision", "main"

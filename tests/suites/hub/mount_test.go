@@ -2,8 +2,11 @@ package hub_test
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net/http"
 	"os"
@@ -11,6 +14,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/cache/origintest"
 	"github.com/hbmfs/hbmfs/tests/blackbox"
@@ -206,6 +211,68 @@ func TestOffline(t *testing.T) {
 	if r := suite.Run(t, "ls", "hf://datasets/org/other"); r.Code == 0 || !strings.Contains(r.Stderr, "it is not in the local cache of the Hub") {
 		t.Errorf("ls ends with %d: %s", r.Code, r.Stderr)
 	}
+}
+
+// TestLocalBlobs mounts a repository from the Hub whose files also lie in the local cache of the Hub's tools. A good blob is read in place of the
+// storage's, until somebody replaces it. One with other bytes is not read.
+func TestLocalBlobs(t *testing.T) {
+	blackbox.NeedFUSE(t)
+	h, home := hub.New(t), suite.NewDir(t)
+	repo := h.Repo("models/org/name")
+	files := map[string][]byte{"good.bin": origintest.Data(50_000, 1), "wrong.bin": origintest.Data(60_000, 2), "missing.bin": origintest.Data(70_000, 3)}
+	repo.Commit(files)
+	t.Setenv("HF_HUB_CACHE", home)
+	dir := filepath.Join(home, "models--org--name", "blobs")
+	blob := func(of string, data []byte) {
+		t.Helper()
+		name := filepath.Join(dir, fmt.Sprintf("%x", sha256.Sum256(files[of])))
+		must(t, errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(name+".new", data, 0o644), os.Rename(name+".new", name)))
+	}
+	blob("good.bin", files["good.bin"])
+	blob("wrong.bin", origintest.Data(60_000, 4))
+	m := mount(t, repo.Source())
+	asks := func(name string) bool {
+		t.Helper()
+		f, err := os.Open(m.Path(name))
+		must(t, err)
+		defer func() { must(t, f.Close()) }()
+		must(t, unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED))
+		before := len(h.Requests())
+		if got, err := io.ReadAll(f); err != nil || !bytes.Equal(got, files[name]) {
+			t.Errorf("%s: %v, or other bytes\nlog:\n%s", name, err, m.LogText(t))
+		}
+		return len(h.Requests()) > before
+	}
+	if !blackbox.Within(blackbox.Patience, func() bool { return !asks("good.bin") }) {
+		t.Error("the Hub is asked for bytes that lie here")
+	}
+	for range 3 {
+		if asks("good.bin") || !asks("wrong.bin") || !asks("missing.bin") {
+			t.Error("the Hub is asked for what lies here, or not for what does not")
+		}
+	}
+	blob("good.bin", origintest.Data(50_000, 5))
+	if !asks("good.bin") {
+		t.Error("a blob that was replaced is read")
+	}
+}
+
+// TestNameOfOnePart mounts a model of the Hub's own, such as gpt2.
+func TestNameOfOnePart(t *testing.T) {
+	blackbox.NeedFUSE(t)
+	h := hub.New(t)
+	repo := h.Repo("models/gpt2")
+	files := map[string][]byte{"config.json": []byte("{}"), "sub/a.bin": origintest.Data(5000, 1)}
+	commit := repo.Commit(files)
+	for _, name := range []string{"gpt2", "models/gpt2@main", "gpt2@" + commit} {
+		m := mount(t, "hf://"+name+"?endpoint="+h.URL)
+		wantFiles(t, m, files)
+		if s := statusOf(t, m); !strings.HasPrefix(s.Source, "hf://models/gpt2@"+commit) {
+			t.Errorf("the status names %s", s.Source)
+		}
+	}
+	one := mount(t, "hf://gpt2@main/sub?endpoint="+h.URL)
+	wantFiles(t, one, map[string][]byte{"a.bin": files["sub/a.bin"]})
 }
 
 // TestPeersHubClient has huggingface_hub download a model and a dataset from the Hub of these tests, and compares the files with a mount's.

@@ -26,10 +26,10 @@ const last = 30 * time.Second
 func All() map[string][]string {
 	return map[string][]string{
 		"readers": {
-			"test_arguments.py", "test_bad_input.py", "test_closing.py", "test_docs.py", "test_fork.py", "test_group.py", "test_interface.py", "test_kv.py", "test_leaks.py", "test_library.py",
+			"test_arguments.py", "test_bad_input.py", "test_closing.py", "test_docs.py", "test_fork.py", "test_interface.py", "test_kv.py", "test_leaks.py", "test_library.py",
 			"test_memory.py", "test_names.py", "test_paths.py", "test_waits.py",
 		},
-		"weights": {"test_bad_safetensors.py", "test_gpu_loaders.py", "test_into.py", "test_page_cache.py", "test_prefetch.py", "test_tensors.py", "test_torch_zip.py", "test_vllm.py", "test_weights.py"},
+		"weights": {"test_bad_safetensors.py", "test_gpu_loaders.py", "test_group.py", "test_into.py", "test_page_cache.py", "test_prefetch.py", "test_tensors.py", "test_torch_zip.py", "test_vllm.py", "test_weights.py"},
 		"datasets": {
 			"test_dataset.py", "test_loaders.py", "test_mixture.py", "test_nanogpt.py", "test_packed.py", "test_part.py",
 			"test_permutation.py", "test_recognition.py", "test_resume.py", "test_samples.py", "test_stream_faults.py", "test_token_stream.py", "test_workers.py",

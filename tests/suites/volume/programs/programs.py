@@ -1,5 +1,6 @@
-"""Programs that save checkpoints, unmodified, into the checkpoint volume that the second argument names. The first says which one. It prints
-"ok", or "skip" and why it cannot run here. What was saved is loaded again from the mount, after it was published."""
+"""Programs that save checkpoints, unmodified, into the checkpoint volume that the first argument names. The others say which ones. Each runs in a
+process of its own, which is forked, so that torch is imported once. After each one comes a line: its name, and "ok", "failed", or "skip" and why it
+cannot run here. What was saved is loaded again from the mount, after it was published."""
 
 import contextlib
 import multiprocessing
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 import warnings
 from pathlib import Path
 
@@ -140,9 +142,8 @@ def transformers(mount):
 def trainer(mount):
     try:
         import accelerate  # noqa: F401
-    except ImportError:
-        print("skip: transformers' Trainer needs accelerate")
-        sys.exit(0)
+    except ImportError as missing:
+        raise ImportError("transformers' Trainer needs accelerate") from missing
     import transformers
 
     config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=32, vocab_size=128, n_positions=16)
@@ -456,10 +457,31 @@ def reads(mount):
     return control["tickets_issued"] + sum(sum(c["bytes"].values()) for c in control["clients"])
 
 
+def run(mount, program):
+    """Runs a program as a fork of this process, and prints how it ended."""
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            globals()[program](mount)
+            code = 0
+        except ImportError as missing:
+            print("== ", program, " skip: ", missing, sep="")
+            code = SKIPPED
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code != SKIPPED:
+        print("== ", program, " ok" if code == 0 else " failed", sep="", flush=True)
+
+
+SKIPPED = 77
+
 if __name__ == "__main__":
-    try:
-        globals()[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])
-    except ImportError as missing:
-        print("skip:", missing)
-    else:
-        print("ok")
+    for program in sys.argv[2:]:
+        run(Path(sys.argv[1]), program)

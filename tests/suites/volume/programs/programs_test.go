@@ -5,12 +5,12 @@ import (
 	"context"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/hbmfs/hbmfs/tests/blackbox"
+	"github.com/hbmfs/hbmfs/tests/suites/python/themes"
 )
 
 // suite is what all tests share; TestMain makes it.
@@ -29,7 +29,7 @@ func TestPeersPrograms(t *testing.T) {
 	runPrograms(t, "HBMFS_PEERS", "deepspeed", "transformers", "trainer", "megatron", "lightning", "torchtitan")
 }
 
-// runPrograms runs programs of programs.py by the Python that a variable names.
+// runPrograms runs programs of programs.py by the Python that a variable names. One process imports torch, which takes seconds, and forks each program.
 func runPrograms(t *testing.T, variable string, programs ...string) {
 	t.Helper()
 	python := os.Getenv(variable)
@@ -38,24 +38,29 @@ func runPrograms(t *testing.T, variable string, programs ...string) {
 	}
 	blackbox.NeedRoot(t)
 	v := suite.MountOn(t, suite.NewDir(t), suite.NewDir(t), "--checkpoints", "--allow-other")
-	package_, err := filepath.Abs("../../../../python")
-	blackbox.Must(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Duration(len(programs))*5*time.Minute)
+	defer cancel()
+	library := os.Getenv("HBMFS_LIBRARY")
+	cmd := exec.CommandContext(ctx, python, append([]string{"programs.py", v.Point}, programs...)...)
+	cmd.Env = append(themes.Environment(t, library), "HBMFS_PROGRAM="+suite.Path())
+	cmd.WaitDelay = 10 * time.Second // of what a killed one has forked
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Errorf("%v", err)
+	}
+	rest := string(out)
 	for _, program := range programs {
+		said, after, _ := strings.Cut(rest, "== "+program+" ")
+		how, after, _ := strings.Cut(after, "\n")
+		rest = after
 		t.Run(program, func(t *testing.T) {
-			if program == "past" && os.Getenv("HBMFS_LIBRARY") == "" {
+			switch {
+			case program == "past" && library == "":
 				t.Skip("needs HBMFS_LIBRARY")
-			}
-			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
-			defer cancel()
-			cmd := exec.CommandContext(ctx, python, "programs.py", program, v.Point)
-			cmd.Env = append(os.Environ(), "HBMFS_PROGRAM="+suite.Path(), "PYTHONDONTWRITEBYTECODE=1", "PYTHONPATH="+package_+":"+os.Getenv("PYTHONPATH"))
-			out, err := cmd.CombinedOutput()
-			lines := strings.Split(strings.TrimSpace(string(out)), "\n")
-			switch last := lines[len(lines)-1]; {
-			case err != nil:
-				t.Errorf("%v\n%s\nrefused: %q", err, out, v.Status(t).Checkpoints.Refused)
-			case strings.HasPrefix(last, "skip: "):
-				t.Skip(strings.TrimPrefix(last, "skip: "))
+			case strings.HasPrefix(how, "skip: "):
+				t.Skip(strings.TrimPrefix(how, "skip: "))
+			case how != "ok":
+				t.Errorf("%s %q\n%s\nrefused: %q", program, how, said, v.Status(t).Checkpoints.Refused)
 			}
 		})
 	}
