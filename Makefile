@@ -40,7 +40,7 @@ SBOM    = $(CACHE)/sbom
 SHARE   = $(DESTDIR)$(PREFIX)/share
 
 .DEFAULT_GOAL := help
-.PHONY: help go build lib demo test testreport test-programs test-peers test-minio test-cluster cluster-images test-gpu lint docs bench bench-shards soak-handover soak-volume soak-random bench-remote bench-clouds install uninstall packages image chart dist clean
+.PHONY: help go build lib demo test testreport test-programs test-peers test-minio test-cluster cluster-images test-gpu lint docs bench bench-shards bench-samples soak-handover soak-volume soak-random bench-remote bench-clouds install uninstall packages image chart dist clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -277,6 +277,11 @@ bench-shards: build lib ## Measure random batches of many shards on the host bes
 	@tools/need.sh fuse python
 	@tests/venv.sh $(PEERS) $(VENV)
 	HBMFS_LIBRARY=$(abspath bin/libhbmfs.so) PYTHONPATH=python $(PEERS)/bin/python -W ignore tests/bench/shards.py bin/hbmfs $(BENCHFLAGS)
+
+bench-samples: build lib ## Measure random batches of images and latents on the host beside MosaicML Streaming, LitData and WebDataset (5 minutes)
+	@tools/need.sh fuse python
+	@tests/venv.sh $(PEERS) $(VENV)
+	HBMFS_LIBRARY=$(abspath bin/libhbmfs.so) PYTHONPATH=python $(PEERS)/bin/python -W ignore tests/bench/samples.py bin/hbmfs $(BENCHFLAGS)
 
 soak-handover: build ## Replace daemons under readers, 200 times with 1,000 files, 20 times with 100,000, and kill them, and keepers, while they take over (12 minutes)
 	@tools/need.sh fuse python

@@ -311,13 +311,13 @@ func TestGatherOnKeptMappingsLaunchesTheKernel(t *testing.T) {
 
 func TestGatherOfLargeSamplesBeginsCopiesTogether(t *testing.T) {
 	l := fakeLibraries(t)
-	name, data := randomFile(t, 1<<20, 11)
+	name, data := randomFile(t, 4<<20, 11)
 	o := smallOptions(l, Mapped)
-	o.Window = 1 << 20 // the end of a window is the end of a copy
+	o.Window, o.Pinned = 4<<20, 8<<20 // the end of a window is the end of a copy
 	f := openFileIn(t, newReader(t, o), name)
-	const length = 100_000
+	const length = 600_000
 	var want []byte
-	starts := []int64{1, 200_000, 700_001}
+	starts := []int64{1, 900_000, 2_700_001}
 	for _, start := range starts {
 		want = append(want, data[start:start+length]...)
 	}

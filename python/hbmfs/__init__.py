@@ -58,6 +58,8 @@ if TYPE_CHECKING:
     from .data.mixture import Mixture
     from .data.packed import Packed, PackedStream
     from .data.part import Aligned, Part
+    from .data.sample_stream import Ragged, SampleStream
+    from .data.samples import SampleDataset
     from .data.token_stream import TokenStream
     from .integrations import deepspeed, megatron, nanogpt, transformers, vllm
     from .kv import KVOutcome, KVResult, KVStore
@@ -81,7 +83,10 @@ _LATER = {
     "Packed": "data.packed",
     "PackedStream": "data.packed",
     "Part": "data.part",
+    "Ragged": "data.sample_stream",
     "SKIP": "weights._parts",
+    "SampleDataset": "data.samples",
+    "SampleStream": "data.sample_stream",
     "TokenStream": "data.token_stream",
     "load_safetensors": "weights",
     "safe_open": "weights.prefetch",
@@ -126,9 +131,12 @@ __all__ = [
     "Packed",
     "PackedStream",
     "Part",
+    "Ragged",
     "ReadError",
     "Reader",
     "Request",
+    "SampleDataset",
+    "SampleStream",
     "SlowPathWarning",
     "Snapshot",
     "StaleError",

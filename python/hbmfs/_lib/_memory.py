@@ -107,6 +107,25 @@ class Host(_Each):
         return NO_STREAM
 
 
+class Pinned(Host):
+    """Tensors of torch in page-locked memory of the host, which its allocator keeps and uses again."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+
+    @classmethod
+    def of_torch(cls) -> "Pinned | None":
+        """None where torch, or a GPU, is missing."""
+        if importlib.util.find_spec("torch") is None:
+            return None
+        torch = importlib.import_module("torch")
+        return cls(torch) if torch.cuda.is_available() else None
+
+    def allocate(self, shape: Shape, dtype: Dtype) -> tuple[Any, int, int]:
+        value = self._torch.empty(shape, dtype=getattr(self._torch, dtype.name), pin_memory=True)
+        return value, value.data_ptr(), NO_STREAM
+
+
 class Torch:
     """Tensors of torch, from its caching allocator, in order with its current stream."""
 

@@ -52,6 +52,11 @@ class Joined:
             raise
         return cls(begun, finish)
 
+    @property
+    def done(self) -> bool:
+        """Whether wait() would return, or raise, at once."""
+        return all(request.done for request in self._requests)
+
     def wait(self, timeout: float | None = None) -> Any:
         """Waits for all of them, and gives what `finish` makes of their results. An error of one of them cancels the others."""
         end = None if timeout is None else time.monotonic() + seconds(timeout)

@@ -11,6 +11,10 @@ from ..errors import ClosedError, InvalidError, WaitTimeoutError
 class Waiting(Protocol):
     """A batch that is being read."""
 
+    @property
+    def done(self) -> bool:
+        """Whether wait() would return at once."""
+
     def wait(self, timeout: float | None = None) -> Any:
         """Waits for it."""
 
@@ -47,6 +51,11 @@ class Queue:
     def full(self) -> bool:
         """Whether get() must come before the next put()."""
         return len(self._waiting) >= self.depth
+
+    @property
+    def ready(self) -> bool:
+        """Whether get() would give a batch at once."""
+        return bool(self._waiting) and self._waiting[0].done
 
     def put(self, starts: Any, length: int, *, dtype: Any = None) -> None:
         """Starts reading the next batch."""

@@ -25,6 +25,7 @@ from ..errors import InvalidError, StaleError
 from ._ahead import begun
 from ._joined import Batch, Beside, Rows
 from ._queue import Queue
+from ._sample_rows import SampleRows
 from ._scatter import Spans
 from ._segments import as_kind, rows_and_labels, sequences_of
 from ._types import B, Ints
@@ -53,8 +54,8 @@ class Stream(Generic[B]):
     pass_samples        the samples of one iteration from its begin to its end, None if it has none
     """
 
-    _row: int  # tokens read for one sample
-    _rows: Rows | Beside
+    _row: int  # tokens read for one sample, or words of 8 bytes
+    _rows: Rows | Beside | SampleRows
     pass_samples: int | None
 
     def __init__(
@@ -305,7 +306,11 @@ class Stream(Generic[B]):
         epochs = getattr(self, "epochs", None)
         length = f"{len(self)} steps" if self.pass_samples is not None else f"{epochs} epochs" if isinstance(epochs, int) else "endless"
         ranks = "" if self.world_size == 1 else f" of rank {self.rank} of {self.world_size}"
-        return f"<hbmfs.{type(self).__name__} {length} of [{self.batch_size}, {self.seq_len}]{ranks} at sample {self._position}, of {self._said()}>"
+        return f"<hbmfs.{type(self).__name__} {length} of {self._form()}{ranks} at sample {self._position}, of {self._said()}>"
+
+    def _form(self) -> str:
+        """The shape of a batch."""
+        return f"[{self.batch_size}, {self.seq_len}]"
 
     def _said(self) -> str:
         """Its source, in one line."""
@@ -317,7 +322,8 @@ class Stream(Generic[B]):
         position = self._position
         plan = self._plan(position + worker * self._step, workers * self._step)
         under_way: deque[Batch] = deque()
-        given, convert = _Given(), not self._rows.on_gpu and (self.tensors or _device.torch_is_imported())
+        of_tokens = not isinstance(self._rows, SampleRows)  # which hand out each field as its place wants it
+        given, convert = _Given(), of_tokens and not self._rows.on_gpu and (self.tensors or _device.torch_is_imported())
         with self._queue() as queue:
             self._fill(queue, under_way, plan)
             while under_way:

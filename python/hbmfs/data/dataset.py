@@ -442,7 +442,7 @@ def open(
         )
     again = (os.fspath(path), _device.name(index), method, require, dtype, reader, tensors)
     if reader is None and not (index == _device.CPU and _native.library().forked):
-        own = Reader(_device.name(index), method=method, require=require, **_kept(found, index))
+        own = Reader(_device.name(index), method=method, require=require, **kept(found, index))
         try:
             return Dataset(found, index, own, own=True, again=again, tensors=tensors)
         except BaseException:
@@ -451,7 +451,7 @@ def open(
     return Dataset(found, index, reader, own=False, again=again, tensors=tensors)
 
 
-def _kept(found: tokens.Tokens, device: int) -> dict[str, Any]:
+def kept(found: tokens.Tokens, device: int) -> dict[str, Any]:
     """The advice to a reader about a dataset that will be read again, as in training."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     fits = found.size <= memory // _KEPT_PART and found.runs <= _KEPT_RUNS

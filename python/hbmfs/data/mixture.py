@@ -15,6 +15,9 @@ anew when it is iterated again, in another order.
 **State.** state_dict() holds the position, how many samples each source has given, and the settings that decide the order. It may
 be loaded on any rank, world size and batch size, replays nothing, and refuses other data, weights and options.
 
+**Samples.** Sources may be sets of samples (hbmfs.SampleDataset) with the same fields: then leave seq_len out. Batches, and decode=, are as in
+SampleStream.
+
 **Sources** are open datasets of any format, mount and origin, on one device. Where their types differ, say dtype="int64".
 hbmfs.mixture.sources() opens them as Megatron's --data-path or a file names them.
 """
@@ -34,13 +37,16 @@ from ..errors import DeviceError, DtypeError, InvalidError
 from . import tokens
 from ._blend import sources
 from ._chairman import NEVER, Assignment, lines
+from ._decode import known, queue_of
 from ._joined import Batch, Beside, Rows
 from ._queue import Queue
+from ._sample_rows import SampleRows
 from ._samples import Samples, places_of, starts_of_drawn
 from ._segments import borders_of
 from ._stream import _WINDOW_SAMPLES, STATE_VERSION, Stream, at_least
 from ._types import A, B, Dataset, Ints
 from .part import Aligned, part_of
+from .samples import SampleDataset, words_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -48,10 +54,16 @@ if TYPE_CHECKING:
     from ._segments import Packed
     from ._types import StreamOptions
 
-    class Options(StreamOptions, total=False):
+    class Schedule(StreamOptions, total=False):
         schedule: Sequence[tuple[int, Mapping[str, Weight]]]
         exhausted: str | Mapping[str, str] | None
         epochs: int | Mapping[str, int] | None
+
+    class OfSamples(Schedule, total=False):
+        decode: Mapping[str, Callable[..., Any]] | None
+        decode_threads: int | None
+
+    class Options(Schedule, total=False):
         documents: bool
 
     class Others(Options, total=False):
@@ -105,14 +117,18 @@ class Mixture(Stream[B]):
     def __init__(self: Mixture[A], sources: Mapping[str, tuple[Dataset[A], Weight]], batch_size: int, seq_len: int, **o: Unpack[Options]) -> None: ...
     @overload
     def __init__(
+        self: Mixture[dict[str, Any]], sources: Mapping[str, tuple[SampleDataset, Weight]], batch_size: int, **o: Unpack[OfSamples]
+    ) -> None: ...
+    @overload
+    def __init__(
         self: Mixture[Any], sources: Mapping[str, tuple[Dataset[Any] | Aligned, Weight]], batch_size: int, seq_len: int, **o: Unpack[Others]
     ) -> None: ...
     @checked
     def __init__(
         self,
-        sources: Mapping[str, tuple[Dataset[Any] | Aligned, Weight]],
+        sources: Mapping[str, tuple[Dataset[Any] | Aligned | SampleDataset, Weight]],
         batch_size: int,
-        seq_len: int,
+        seq_len: int | None = None,
         *,
         seed: int = 0,
         schedule: Sequence[tuple[int, Mapping[str, Weight]]] = (),
@@ -129,19 +145,36 @@ class Mixture(Stream[B]):
         targets: bool = False,
         tensors: bool | None = None,
         packed: bool = False,
+        decode: Mapping[str, Callable[..., Any]] | None = None,
+        decode_threads: int | None = None,
     ) -> None:
         if not sources:
             raise InvalidError("a mixture needs at least one source: give {name: (dataset, weight)}")
+        first, self._of_samples = next(iter(sources.values()))[0], _of_samples(sources)
+        if self._of_samples:
+            if seq_len is not None or documents or targets or packed or dtype is not None:
+                raise InvalidError("a mixture of samples has no seq_len, documents, targets, packed or dtype: leave them out")
+        elif seq_len is None or decode:
+            raise InvalidError("a mixture of tokens needs seq_len, and decodes nothing: give seq_len, and leave decode out")
         super().__init__(
-            next(iter(sources.values()))[0], batch_size, seq_len, seed=seed, rank=rank, world_size=world_size, dtype=dtype, depth=depth, ahead=ahead, shuffle=shuffle,
-            drop_last=drop_last, targets=targets, tensors=tensors,
+            first, batch_size, 1 if seq_len is None else seq_len, seed=seed, rank=rank, world_size=world_size, dtype=dtype, depth=depth, ahead=ahead,
+            shuffle=shuffle, drop_last=drop_last, targets=targets, tensors=tensors,
         )  # fmt: skip
         self.names = list(sources)
         self.datasets: list[Any] = [dataset for dataset, _ in sources.values()]
-        self._rows = _rows(dict(zip(self.names, self.datasets, strict=True)), dtype)
+        if self._of_samples:
+            if tensors is not None:
+                self.datasets = [dataset.select(tensors=tensors) for dataset in self.datasets]
+            self._decode = known(decode, self.datasets[0].fields)
+            self._decode_threads = None if decode_threads is None else at_least(1, "decode_threads", decode_threads)
+            self._rows = SampleRows(self.datasets)
+        else:
+            self._rows = _rows(dict(zip(self.names, self.datasets, strict=True)), dtype)
         self.documents = bool(documents)
         self._borders = [borders_of(dataset) for dataset in self.datasets] if packed else None
         self._samples = [Samples(dataset, self.seq_len, self._row, self.documents) for dataset in self.datasets]
+        if self._of_samples:
+            self._row = max(map(words_of, self.datasets))
         self._seeds = [_seed(self.seed, name) for name in self.names]
         self.schedule = _weights({name: weight for name, (_, weight) in sources.items()}, schedule)
         if exhausted is None:
@@ -175,7 +208,7 @@ class Mixture(Stream[B]):
         epochs as a fraction."""
         given = self._assigned.counts(self._position - self._assigned_for).tolist()
         return {
-            name: {"samples": n, "tokens": n * self.seq_len, "epochs": n / samples.count}
+            name: {"samples": n, **({} if self._of_samples else {"tokens": n * self.seq_len}), "epochs": n / samples.count}
             for name, n, samples in zip(self.names, given, self._samples, strict=True)
         }
 
@@ -191,7 +224,7 @@ class Mixture(Stream[B]):
     def _identity(self) -> dict[str, Any]:
         weights = [[at, *map(str, row)] for at, row in self.schedule]
         sources = [
-            [name, len(s.dataset), s.count, str(s.dataset.dtype), end, limit, *part_of(s.dataset).values()]
+            [name, len(s.dataset), s.count, str(getattr(s.dataset, "dtype", "samples")), end, limit, *part_of(s.dataset).values()]
             for name, s, end, limit in zip(self.names, self._samples, self._ends, self._limits, strict=True)
         ]
         return {
@@ -253,8 +286,21 @@ class Mixture(Stream[B]):
             if len(own):
                 dataset.prefetch(own, self._row)
 
+    def _form(self) -> str:
+        return f"[{self.batch_size}]" if self._of_samples else super()._form()
+
     def _queue(self) -> Queue:
+        if isinstance(self._rows, SampleRows):
+            return queue_of(self._rows, self.depth, self._decode, self._decode_threads)
         return Queue(self._rows, self.depth)
+
+
+def _of_samples(sources: Mapping[str, tuple[Any, Any]]) -> bool:
+    """Whether the sources are sets of samples: all or none of them."""
+    of = {isinstance(dataset, SampleDataset) for dataset, _ in sources.values()}
+    if len(of) > 1:
+        raise InvalidError("the sources are tokens and samples: mix each kind by itself")
+    return of.pop()
 
 
 def _seed(seed: int, name: str) -> int:

@@ -19,6 +19,7 @@ from fractions import Fraction
 from typing import Any, Generic
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .._lib._arguments import checked
 from .._lib._memory import Place
@@ -187,22 +188,27 @@ def part_of(dataset: Any) -> dict[str, Any]:
     return {} if digest is None else {"part": digest}
 
 
-def split(dataset: Whole[A], name: str, shares: Mapping[str, float] | None, seed: int) -> Part[A]:
+def split(dataset: Dataset[A], name: str, shares: Mapping[str, float] | None, seed: int) -> Part[A]:
     """The documents of a dataset whose hash falls into the share of `name`."""
+    return Part(dataset, chosen(shards_of(dataset), name, shares, seed, f"document of {dataset.path}"))
+
+
+def chosen(shards: Sequence[tuple[str, int]], name: str, shares: Mapping[str, float] | None, seed: int, what: str) -> NDArray[np.bool_]:
+    """Which things, of so many in each shard, fall into the share of `name` by their hash."""
     shares = SHARES if shares is None else shares
     exact = {key: Fraction(str(share)) for key, share in shares.items()}
     if name not in exact or sum(exact.values()) != 1 or min(exact.values()) < 0:
         raise InvalidError(f"split {name!r} of {dict(shares)}: name one of them, and let their shares sum to 1")
-    hashes = np.concatenate([mixed(_key(seed, shard), np.arange(documents)) for shard, documents in shards_of(dataset)])
+    hashes = np.concatenate([mixed(_key(seed, shard), np.arange(many)) for shard, many in shards])
     borders, end = [0], Fraction(0)
     for share in exact.values():
         end += share
         borders.append(int(end * (1 << 64)))
     at = list(exact).index(name)
-    chosen = (hashes >= np.uint64(borders[at])) & (hashes <= np.uint64(borders[at + 1] - 1)) if borders[at] < borders[at + 1] else hashes < 0
-    if not chosen.any():
-        raise InvalidError(f"no document of {dataset.path} falls into {name!r}: give it a larger share")
-    return Part(dataset, chosen)
+    mask: NDArray[np.bool_] = (hashes >= np.uint64(borders[at])) & (hashes <= np.uint64(borders[at + 1] - 1)) if borders[at] < borders[at + 1] else hashes < 0
+    if not mask.any():
+        raise InvalidError(f"no {what} falls into {name!r}: give it a larger share")
+    return mask
 
 
 def shards_of(dataset: Dataset[Any]) -> Sequence[tuple[str, int]]:

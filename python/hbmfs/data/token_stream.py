@@ -36,19 +36,15 @@ once: new workers would begin where the stream of the main process stands.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-import numpy as np
-
 from .._lib._arguments import checked
-from ..errors import InvalidError
-from ._joined import Batch, Rows
+from ._epochs import Epochs
+from ._joined import Rows
 from ._queue import Queue
-from ._samples import Samples, places_of, starts_of_order
+from ._samples import Samples
 from ._segments import borders_of
-from ._stream import STATE_VERSION, Stream, at_least
-from ._types import A, B, Dataset, Ints
+from ._types import A, B, Dataset
 from .part import Aligned
 
 if TYPE_CHECKING:
@@ -67,7 +63,7 @@ if TYPE_CHECKING:
         tensors: bool | None
 
 
-class TokenStream(Stream[B]):
+class TokenStream(Epochs[B]):
     """An iterable over batches of `dataset` (of hbmfs.open); help("hbmfs.token_stream") has the whole story.
 
     Iterating goes on where the last iteration stopped, so that breaking out of a loop loses nothing; after the last
@@ -130,54 +126,14 @@ class TokenStream(Stream[B]):
             dataset, batch_size, seq_len, seed=seed, rank=rank, world_size=world_size, dtype=dtype, depth=depth, ahead=ahead, shuffle=shuffle,
             drop_last=drop_last, targets=targets, tensors=tensors,
         )  # fmt: skip
-        whole: Any = dataset
-        self.dataset = whole
-        self.epochs = None if epochs is None else at_least(1, "epochs", epochs)
         self.documents = bool(documents)
-        self._borders = borders_of(self.dataset) if packed else None
-        self._samples = Samples(self.dataset, self.seq_len, self._row, self.documents)
+        self._borders = borders_of(dataset) if packed else None
         self._rows = Rows([dataset], dtype)
-        self.samples = self._samples.count
-        self.pass_samples = None if self.epochs is None else self.epochs * self.samples
-        if self.drop_last and self.pass_samples is not None and self.pass_samples < self._step:
-            raise InvalidError(
-                f"{self.epochs} epochs of {self.samples} samples do not fill one step of {self.batch_size} samples on "
-                f"{self.world_size} ranks: give a smaller batch_size, or drop_last=False"
-            )
-
-    @property
-    def _endless(self) -> str:
-        return f"give epochs=1, which is {self.samples // self._step} steps"
-
-    def _said(self) -> str:
-        return repr(self.dataset)
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the next sample, from 0."""
-        return self._position // self.samples
+        self._count(dataset, Samples(dataset, self.seq_len, self._row, self.documents), epochs)
 
     def _identity(self) -> dict[str, Any]:
-        return {
-            "version": STATE_VERSION,
-            "seed": self.seed,
-            "shuffle": self.shuffle,
-            "seq_len": self.seq_len,
-            "targets": self.targets,
-            "documents": self.documents,
-            **self._samples.identity(),
-        }
-
-    def _batches(self, firsts: Ints, rows: int) -> Callable[[], list[Batch]]:
-        seed, places = self.seed if self.shuffle else None, places_of(firsts, rows)
-        borders = None if self._borders is None else [self._borders]
-        return self._of_rows(borders, (len(firsts), rows), lambda: (starts_of_order(self._samples, seed, places), None))
-
-    def _read(self) -> Sequence[Any]:
-        return [self.dataset]
-
-    def _tell(self, window: list[Batch]) -> None:
-        self.dataset.prefetch(np.concatenate([batch.spans.starts for batch in window]), self._row)
+        own = {"seq_len": self.seq_len, "targets": self.targets, "documents": self.documents}
+        return {**super()._identity(), **own, **self._samples.identity()}
 
     def _queue(self) -> Queue:
         self.dataset.stats()  # an error if it is closed

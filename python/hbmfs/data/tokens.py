@@ -89,17 +89,14 @@ def resolve(path: str) -> str:
     if there is False:
         return f"{path[:-4]}.bin" if path.endswith(".idx") and os.path.exists(f"{path[:-4]}.bin") else path
     prefix = there is None and all(os.path.exists(f"{path}{end}") for end in (".bin", ".idx"))
-    found = _mount_of(path)
+    found = _views_in_mount(path)
     if found is None:
         if prefix:
             return f"{path}.bin"
         if there:
             raise InvalidError(f"{path} is a directory outside of any hbmfs mount: mount it with `hbmfs mount`, or name a file of tokens in it")
         raise NotFoundError(f"{path} does not exist: give a file of tokens, or a directory of an hbmfs mount")
-    root, below = found
-    views = os.path.join(root, ".hbmfs", "views")
-    inside = os.path.join(root, below, "").startswith(os.path.join(views, ""))
-    directory = os.path.normpath(os.path.join(root if inside else views, below))
+    root, views, directory = found
     if prefix and not os.path.isdir(directory):
         return f"{path}.bin"
     if there is None and not os.path.isdir(directory):
@@ -127,6 +124,23 @@ def _mount_of(path: str) -> tuple[str, str] | None:
         if os.path.dirname(at) == at:
             return None
         at = os.path.dirname(at)
+
+
+def _views_in_mount(path: str) -> tuple[str, str, str] | None:
+    """The root of the hbmfs mount that a path lies in, its directory of views, and the one for the path, which need not exist."""
+    found = _mount_of(path)
+    if found is None:
+        return None
+    root, below = found
+    views = os.path.join(root, ".hbmfs", "views")
+    inside = os.path.join(root, below, "").startswith(os.path.join(views, ""))
+    return root, views, os.path.normpath(os.path.join(root if inside else views, below))
+
+
+def views_of(path: str) -> str | None:
+    """The directory of views for a path in an hbmfs mount; None for any other path."""
+    found = _views_in_mount(path)
+    return None if found is None else found[2]
 
 
 def _hints(root: str, below: str) -> list[str]:
@@ -222,7 +236,7 @@ def _describe(name: str, file: BinaryIO, wanted: np.dtype[Any] | None) -> Tokens
         offset, count, dtype = 0, facts.st_size // given.itemsize, given
         if known is None and facts.st_size % dtype.itemsize:
             raise FormatError(f"{name} has {facts.st_size} bytes, which is no multiple of the {dtype.itemsize} bytes of a {dtype}: give another dtype=")
-    if dtype.kind not in "iuf" or not dtype.isnative:
+    if dtype.kind not in "biuf" or not dtype.isnative:
         raise DtypeError(f"{name} holds {dtype.str} elements, which are no tokens in this machine's byte order: convert it first")
     if wanted is not None and wanted != dtype and guessed:
         raise DtypeError(f"{name} is of {dtype} by a guess of its mount: mount its source with --dtype {wanted}, or leave dtype= out")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import hbmfs
 import numpy as np
+import samples_folder
 from hbmfs._lib._arguments import ANYTHING, kinds_of
 
 
@@ -31,10 +32,10 @@ VALUES = {
     "dict": {}, "names": {"x": "y"}, "object": object(), "type": Plain, "function": nothing, "array": np.zeros(3), "file": "a-file", "path": Path("a-file/below"),
 }  # fmt: skip
 
-MADE_BY_OTHERS = {"Dataset", "DeviceArray", "File", "Request", "Snapshot", "Write", "KVOutcome", "KVResult", "Packed", "FilePart", "OutFile", "Written", "WrittenFile"}
+MADE_BY_OTHERS = {"Dataset", "DeviceArray", "File", "Request", "Snapshot", "Write", "KVOutcome", "KVResult", "Packed", "Ragged", "FilePart", "OutFile", "Written", "WrittenFile"}
 """Nobody calls these classes: datasets are opened, results are given."""
 
-LOW = {"begin_pieces", "gather_into", "begin", "place"}
+LOW = {"begin_pieces", "gather_into", "begin", "numbers_of", "opened", "place"}
 """Methods that only the package itself calls, with addresses or planned arrays."""
 
 OF_TORCH = {
@@ -62,19 +63,22 @@ class Calls:
         hbmfs.save_safetensors({"w": np.arange(8.0)}, folder / "weights", progress=False)
         self.folder = folder
         self.ds = ds = hbmfs.open(folder / "views", tensors=False)
+        samples_folder.write(folder / "fields", {"number": np.arange(100)})
+        self.samples = hbmfs.SampleDataset(folder / "fields")
         self.reader = hbmfs.Reader("cpu")
         self.file = self.reader.open_file(folder / "tokens.npy")
         self.writer = hbmfs.Writer("cpu", memory=1 << 20)
         self.checkpoints = hbmfs.Checkpoints(folder / "run")
         self.good = {
             "path": folder / "tokens.npy", "paths": [folder / "tokens.npy"], "device": "cpu", "dataset": ds, "datasets": {"a": ds}, "whole": ds, "numbers": [0],
-            "documents": [0], "batch_size": 2, "seq_len": 8, "sources": {"a": (ds, 1)}, "starts": [0, 5], "start": 0, "length": 4, "depth": 2, "batches": 1, "name": "train",
+            "documents": [0], "samples": [0], "batch_size": 2, "seq_len": 8, "sources": {"a": (ds, 1)}, "starts": [0, 5], "start": 0, "length": 4, "depth": 2, "batches": 1, "name": "train",
             "tensors": {"w": np.zeros(3)}, "directory": folder / "new", "files": [], "nbytes": 5, "step": 1, "mount": folder, "namespace": "x", "given": str(folder / "tokens.npy"),
             "data": folder, "block_size": 4, "path_prefix": str(folder / "train"), "pointer": 0, "offset": 0, "offsets": [0], "lengths": [4], "state": {},
         }  # fmt: skip
         self.special = {
             "load_safetensors": {"path": folder / "weights"}, "safe_open": {"filename": folder / "weights"}, "Writer.snapshot": {"tensors": [np.zeros(3)]}, "DCPReader": {"path": folder / "run"}, "DCPWriter": {"path": folder / "run/x"},
             "Checkpoints.load": {"state": {}, "step": None}, "save_safetensors": {"directory": folder / "saved"}, "DCPStager": {"memory": 4096},
+            "SampleDataset": {"path": folder / "fields"}, "SampleStream": {"dataset": self.samples},
             "TokenStream": {"documents": False}, "Mixture": {"documents": False}, "Reader.device": {},
         }  # fmt: skip
 
@@ -93,7 +97,7 @@ class Calls:
         objects = {
             "Dataset": self.ds, "Reader": self.reader, "File": self.file, "Writer": self.writer, "TokenStream": stream, "Checkpoints": self.checkpoints,
             "Mixture": hbmfs.Mixture({"a": (self.ds, 1)}, 2, 8, epochs=1), "PackedStream": hbmfs.PackedStream(self.ds, 2, 8, epochs=1), "Part": self.ds.split("train"),
-            "Aligned": hbmfs.Aligned({"a": self.ds}), "Request": self.ds.begin_gather([0], 2), "Queue": self.ds.queue(10_000),
+            "SampleDataset": self.samples, "SampleStream": hbmfs.SampleStream(self.samples, 2, epochs=1), "Aligned": hbmfs.Aligned({"a": self.ds}), "Request": self.ds.begin_gather([0], 2), "Queue": self.ds.queue(10_000),
         }  # fmt: skip
         for name, value in objects.items():
             for own, _ in inspect.getmembers(type(value), inspect.isroutine):

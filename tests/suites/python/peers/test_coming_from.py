@@ -37,7 +37,7 @@ def run(section, **given):
             warnings.simplefilter("ignore")
             exec(compile(block, str(DOC), "exec"), names)
         left.append(dict(names))
-    for opened in {id(v): v for names in left for v in names.values() if isinstance(v, hbmfs.Dataset)}.values():
+    for opened in {id(v): v for names in left for v in names.values() if isinstance(v, (hbmfs.Dataset, hbmfs.SampleDataset))}.values():
         opened.close()
     return left
 

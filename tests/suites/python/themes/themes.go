@@ -32,7 +32,7 @@ func All() map[string][]string {
 		"weights": {"test_bad_safetensors.py", "test_gpu_loaders.py", "test_group.py", "test_into.py", "test_page_cache.py", "test_prefetch.py", "test_tensors.py", "test_torch_zip.py", "test_vllm.py", "test_weights.py"},
 		"datasets": {
 			"test_dataset.py", "test_loaders.py", "test_mixture.py", "test_nanogpt.py", "test_packed.py", "test_part.py",
-			"test_permutation.py", "test_recognition.py", "test_resume.py", "test_stream_faults.py", "test_token_stream.py", "test_workers.py",
+			"test_permutation.py", "test_recognition.py", "test_resume.py", "test_samples.py", "test_stream_faults.py", "test_token_stream.py", "test_workers.py",
 		},
 		"checkpoints": {"test_checkpoints.py", "test_checkpoints_ended.py", "test_checkpoints_ranks.py", "test_saves.py"},
 		"volumes":     {"test_publishing.py", "test_thin_disk.py", "test_volume.py", "test_writer.py"},
@@ -44,7 +44,7 @@ func All() map[string][]string {
 // Peers has the files in peers, which need the packages that others train and serve with, by the name of the package that runs them.
 func Peers() map[string][]string {
 	return map[string][]string{
-		"training": {"test_blend.py", "test_coming_from.py", "test_deepspeed.py", "test_megatron.py", "test_pack_ray.py", "test_pack_sources.py", "test_saves_of_peers.py"},
+		"training": {"test_blend.py", "test_coming_from.py", "test_deepspeed.py", "test_megatron.py", "test_pack_ray.py", "test_pack_sources.py", "test_samples_of_peers.py", "test_saves_of_peers.py"},
 		"serving":  {"test_fastsafetensors.py", "test_kv_engines.py", "test_safetensors_prefetch.py", "test_sentencepiece.py", "test_tokenizers.py", "test_transformers.py"},
 	}
 }

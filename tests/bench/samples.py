@@ -1,0 +1,244 @@
+"""Random batches of samples from a mount of many shards, beside the loaders of MosaicML, LitData and WebDataset.
+
+    samples.py HBMFS [--dir DIR] [--device cpu] [--samples 8192] [--shards 256] [--batch 128] [--workers 2] [--rounds 5] [--alone] [--json FILE]
+
+HBMFS is the built command; HBMFS_LIBRARY and PYTHONPATH name the package that is measured. `make bench-samples` runs it with Python's packages of
+tests/requirements-peers.txt. There are two sets: "jpg" has 50 to 250 kB of random bytes in each sample, and "latent" an array of float16 of 32 KiB.
+hbmfs mounts the shards that MosaicML's writer made, and MosaicML's loader reads the same files. LitData and WebDataset have shards of their own writers.
+All but WebDataset shuffle the samples, each in its own order; WebDataset reads its shards in sequence. Each loader gives one tensor of all values of a batch.
+Workers put it together, and with a GPU pin it, before it goes to the device. The files are in the page cache. Loaders take turns of a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+import hbmfs
+import numpy as np
+import torch
+
+REST = 2  # seconds in which workers make the batches that they keep ready
+SHAPE = (4, 64, 64)
+
+
+def made(kind, samples):
+    """The samples, the same for all."""
+    random = np.random.default_rng(0)
+    block = random.integers(0, 256, 1 << 20, np.uint8)
+    for _ in range(samples):
+        at = int(random.integers(0, 1 << 19))
+        yield block[at : at + int(random.integers(50_000, 250_000))].tobytes() if kind == "jpg" else block[at : at + 32768].view(np.float16).reshape(SHAPE)
+
+
+def collate(samples):
+    """One tensor of all values, and where each sample's begin."""
+    if not isinstance(samples[0], (bytes, memoryview)):
+        return torch.from_numpy(np.stack(samples)), None
+    return torch.frombuffer(bytearray(b"".join(samples)), dtype=torch.uint8), torch.tensor(np.cumsum([0, *map(len, samples)]))
+
+
+def first_field(samples):
+    """The same of a loader's samples, which are dicts or tuples of one field."""
+    return collate([next(iter(sample.values())) if isinstance(sample, dict) else sample[0] for sample in samples])
+
+
+def stream(folder, kind, options, place):
+    """SampleStream with its defaults, again and again."""
+    batches = hbmfs.SampleStream(hbmfs.SampleDataset(folder, {kind: place}, tensors=True), options.batch, seed=1)
+    while True:
+        for batch in batches:
+            yield batch[kind] if kind == "latent" else batch[kind].values
+
+
+def to_device(batches, options):
+    """The values on the device, of a loader that is begun anew at its end."""
+    while True:
+        for values, _ in batches:
+            yield values.to(options.device, non_blocking=True)
+
+
+def loading(options):
+    return {"num_workers": options.workers, "prefetch_factor": 4, "persistent_workers": True, "pin_memory": options.device != "cpu"}
+
+
+def mosaic_write(folder, kind, options):
+    from streaming import MDSWriter
+
+    column = "bytes" if kind == "jpg" else f"ndarray:float16:{','.join(map(str, SHAPE))}"
+    each = options.samples // options.shards
+    size = each * (150_000 if kind == "jpg" else 32768)
+    with MDSWriter(out=folder, columns={kind: column}, size_limit=size) as out:
+        for sample in made(kind, options.samples):
+            out.write({kind: sample})
+
+
+def mosaic(folder, options):
+    from streaming import StreamingDataLoader, StreamingDataset
+
+    data = StreamingDataset(local=folder, shuffle=True, batch_size=options.batch)
+    return to_device(StreamingDataLoader(data, batch_size=options.batch, collate_fn=first_field, **loading(options)), options)
+
+
+class Numbered:
+    """A sample by its number, for the processes that write LitData's."""
+
+    def __init__(self, kind):
+        self.kind = kind
+
+    def __call__(self, i):
+        random = np.random.default_rng(i)
+        if self.kind == "jpg":
+            return {"jpg": random.bytes(int(random.integers(50_000, 250_000)))}
+        return {"latent": random.integers(0, 256, 32768, np.uint8).view(np.float16).reshape(SHAPE)}
+
+
+def litdata(folder, kind, options):
+    import litdata
+
+    for name in ("DATA_OPTIMIZER_CACHE_FOLDER", "DATA_OPTIMIZER_DATA_CACHE_FOLDER"):
+        os.environ[name] = f"{folder}-{name}"
+    litdata.optimize(fn=Numbered(kind), inputs=list(range(options.samples)), output_dir=folder, num_workers=options.writers, chunk_size=options.samples // options.shards, verbose=False)
+    data = litdata.StreamingDataset(folder, shuffle=True, drop_last=True)
+    return to_device(litdata.StreamingDataLoader(data, batch_size=options.batch, collate_fn=first_field, **loading(options)), options)
+
+
+def webdataset(folder, kind, options):
+    import webdataset as wds
+
+    os.makedirs(folder)
+    with wds.ShardWriter(f"{folder}/%06d.tar", maxcount=options.samples // options.shards, verbose=0) as out:
+        for i, sample in enumerate(made(kind, options.samples)):
+            if kind == "latent":
+                np.save(file := io.BytesIO(), sample)
+            out.write({"__key__": f"{i:08d}", **({"jpg": sample} if kind == "jpg" else {"npy": file.getvalue()})})
+    urls = [f"{folder}/{name}" for name in sorted(os.listdir(folder))]
+    data = wds.WebDataset(urls, shardshuffle=False, empty_check=False)
+    data = (data if kind == "jpg" else data.decode()).to_tuple("jpg" if kind == "jpg" else "npy").batched(options.batch, collation_fn=first_field)
+    return to_device(wds.WebLoader(data, batch_size=None, **loading(options)), options)
+
+
+def copies(options):
+    """A copy of pinned memory to the GPU, of as many bytes as a batch has: the link. Without a GPU a copy in memory."""
+    values = torch.ones(options.batch * 150_000, dtype=torch.uint8, pin_memory=options.device != "cpu")
+    to = torch.empty_like(values, device=options.device)
+    while True:
+        yield to.copy_(values, non_blocking=True)
+
+
+def cpu():
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+class Turn:
+    """A loader and what was measured of it."""
+
+    def __init__(self, batches, options, workers=False):
+        self.batches, self.options, self.workers, self.rates, self.bytes, self.cpu = batches, options, workers, [], [], []
+        began = time.perf_counter()
+        next(batches)
+        self.wait()
+        self.first = time.perf_counter() - began
+
+    def wait(self):
+        if self.options.device != "cpu":
+            torch.cuda.synchronize()
+
+    def measure(self, seconds, keep=True):
+        self.wait()
+        began, used, count, size = time.perf_counter(), cpu(), 0, 0
+        while time.perf_counter() - began < seconds:
+            values = next(self.batches)
+            count, size = count + 1, size + values.numel() * values.element_size()
+            if count % 64 == 0:
+                self.wait()  # copies would run ahead without end
+        self.wait()
+        if keep:
+            took = time.perf_counter() - began
+            self.rates.append(count * self.options.batch / took)
+            self.bytes.append(size / took / 1e9)
+            self.cpu.append((cpu() - used) / took)
+
+
+def begin(turns, name, make, options, workers=True):
+    began = time.perf_counter()
+    try:
+        turns[name] = Turn(make(), options, workers)
+        print(f"{name}: made, and begun, in {time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
+    except ImportError as err:
+        print(f"{name} was not measured: {err}. `make bench-samples` has what it needs", file=sys.stderr)
+
+
+def report(turns, options):
+    print(f"{options.samples} samples in {options.shards} shards, batches of {options.batch}, {options.workers} workers, {os.cpu_count()} CPUs, {options.device}, torch {torch.__version__}")
+    print("| loader | samples/s | GB/s | CPUs of this process | first batch, s |\n|---|---|---|---|---|")
+    for name, turn in turns.items():
+        rate = statistics.median(turn.rates)
+        print(
+            f"| {name} | {rate:,.0f} ({min(turn.rates):,.0f} to {max(turn.rates):,.0f}) | {statistics.median(turn.bytes):.2f} | {statistics.median(turn.cpu):.2f} | {turn.first:.2f} |"
+        )
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump({name: {"rates": turn.rates, "gb": turn.bytes, "cpus": turn.cpu, "first_s": turn.first} for name, turn in turns.items()}, file, indent=1)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("hbmfs")
+    parser.add_argument("--dir")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--samples", type=int, default=8192)
+    parser.add_argument("--shards", type=int, default=256)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--writers", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=1)
+    parser.add_argument("--alone", action="store_true", help="without the loaders of others")
+    parser.add_argument("--json")
+    options = parser.parse_args()
+    work, turns = tempfile.mkdtemp(dir=options.dir), {}
+    os.environ["TMPDIR"] = tempfile.tempdir = f"{work}/temporary"  # where others leave files
+    os.mkdir(tempfile.tempdir)
+    mount = f"{work}/mount"
+    os.mkdir(mount)
+    try:
+        begin(turns, "a copy in memory" if options.device == "cpu" else "a pinned copy: the link", lambda: copies(options), options, workers=False)
+        for kind in ("jpg", "latent"):
+            mosaic_write(f"{work}/mds/{kind}", kind, options)
+        subprocess.run([options.hbmfs, "mount", f"{work}/mds", mount], check=True, stdout=subprocess.DEVNULL)
+        for kind in ("jpg", "latent"):
+            for place in ("cpu",) if options.device == "cpu" else ("pinned", options.device):
+                begin(turns, f"SampleStream, {kind} to {place}", lambda k=kind, p=place: stream(f"{mount}/{k}", k, options, p), options, workers=False)
+            if options.alone:
+                continue
+            begin(turns, f"MosaicML Streaming, {kind}", lambda k=kind: mosaic(f"{work}/mds/{k}", options), options)
+            begin(turns, f"LitData, {kind}", lambda k=kind: litdata(f"{work}/litdata-{k}", k, options), options)
+            begin(turns, f"WebDataset in sequence, {kind}", lambda k=kind: webdataset(f"{work}/wds-{k}", k, options), options)
+        for turn in turns.values():
+            turn.measure(2 * options.seconds, keep=False)
+        for _ in range(options.rounds):
+            for turn in turns.values():
+                turn.measure(options.seconds / 4, keep=False)
+                turn.measure(options.seconds)
+                if turn.workers:
+                    time.sleep(min(REST, 2 * options.seconds))
+        report(turns, options)
+    finally:
+        turns.clear()
+        if os.path.ismount(mount):
+            subprocess.run([options.hbmfs, "umount", "--lazy", mount], check=False, stdout=subprocess.DEVNULL)
+        subprocess.run(["rm", "-rf", work], check=False)
+
+
+if __name__ == "__main__":
+    main()
