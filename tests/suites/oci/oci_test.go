@@ -88,7 +88,17 @@ func TestModelPack(t *testing.T) {
 			t.Errorf("%v: %v\n%s", args, err, out)
 		}
 	}
-	wantFiles(t, mount(t, source, "--cache-dir", cached, "--cache-segment=1MiB"), files)
+	if !blackbox.Within(blackbox.Patience, func() bool { return m.Status(t).Cache.Filling == 0 }) {
+		t.Error("segments stay half filled")
+	}
+	asked := len(r.Requests())
+	again := mount(t, source, "--cache-dir", cached, "--cache-segment=1MiB")
+	wantFiles(t, again, files)
+	for _, q := range r.Requests()[asked:] {
+		if strings.Contains(q.Path, "/blobs/") && strings.HasSuffix(q.Path, oci.DigestOf(files["model.safetensors"])) {
+			t.Errorf("the second mount asks for bytes that the cache has: %+v", q)
+		}
+	}
 }
 
 // TestATagThatMoves reads on what was mounted.
