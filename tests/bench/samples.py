@@ -1,17 +1,23 @@
 """Random batches of samples from a mount of many shards, beside the loaders of MosaicML, LitData and WebDataset.
 
-    samples.py HBMFS [--dir DIR] [--device cpu] [--samples 8192] [--shards 256] [--batch 128] [--workers 2] [--rounds 5] [--alone] [--json FILE]
+    samples.py HBMFS [--dir DIR] [--device cpu] [--samples 8192] [--shards 256] [--batch 128] [--workers 2] [--rounds 5] [--alone]
+        [--skip LOADER]... [--decode] [--json FILE]
 
 HBMFS is the built command; HBMFS_LIBRARY and PYTHONPATH name the package that is measured. `make bench-samples` runs it with Python's packages of
 tests/requirements-peers.txt. There are two sets: "jpg" has 50 to 250 kB of random bytes in each sample, and "latent" an array of float16 of 32 KiB.
 hbmfs mounts the shards that MosaicML's writer made, and MosaicML's loader reads the same files. LitData and WebDataset have shards of their own writers.
 All but WebDataset shuffle the samples, each in its own order; WebDataset reads its shards in sequence. Each loader gives one tensor of all values of a batch.
 Workers put it together, and with a GPU pin it, before it goes to the device. The files are in the page cache. Loaders take turns of a second.
+--skip leaves out the rows that begin so. Without MosaicML's writer this file writes the shards, in the same format.
+
+With --decode there is one set, "image": JPEGs of 256 x 256 pixels, 512 different ones. Each loader gives the bytes in memory of the host, pinned with a
+GPU. torchvision's decode_jpeg makes batches of images on the device of them, which are resized to 224 x 224. One row is the decoder alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import io
 import json
 import os
@@ -36,7 +42,33 @@ def made(kind, samples):
     block = random.integers(0, 256, 1 << 20, np.uint8)
     for _ in range(samples):
         at = int(random.integers(0, 1 << 19))
-        yield block[at : at + int(random.integers(50_000, 250_000))].tobytes() if kind == "jpg" else block[at : at + 32768].view(np.float16).reshape(SHAPE)
+        if kind == "image":
+            yield jpegs()[at % len(jpegs())]
+        else:
+            yield block[at : at + int(random.integers(50_000, 250_000))].tobytes() if kind == "jpg" else block[at : at + 32768].view(np.float16).reshape(SHAPE)
+
+
+@functools.cache
+def jpegs():
+    """Different pictures, of smooth colours and some noise."""
+    from torchvision.io import encode_jpeg
+
+    def picture(seed):
+        random = torch.Generator().manual_seed(seed)
+        smooth = torch.nn.functional.interpolate(torch.rand(1, 3, 24, 24, generator=random), 256, mode="bilinear")[0]
+        return (smooth * 220 + torch.rand(3, 256, 256, generator=random) * 35).to(torch.uint8)
+
+    return [encode_jpeg(picture(seed), 90).numpy().tobytes() for seed in range(512)]
+
+
+def decoded(values, offsets, device):
+    """A batch of images of 224 x 224 on the device."""
+    from torchvision.io import ImageReadMode, decode_jpeg
+    from torchvision.transforms.v2.functional import resize
+
+    at = offsets.tolist()
+    images = decode_jpeg([values[a:b] for a, b in zip(at, at[1:])], mode=ImageReadMode.RGB, device=device)
+    return resize(torch.stack(images), [224, 224])
 
 
 def collate(samples):
@@ -56,27 +88,52 @@ def stream(folder, kind, options, place):
     batches = hbmfs.SampleStream(hbmfs.SampleDataset(folder, {kind: place}, tensors=True), options.batch, seed=1)
     while True:
         for batch in batches:
-            yield batch[kind] if kind == "latent" else batch[kind].values
+            if kind == "image":
+                yield decoded(*batch[kind], options.device)
+            else:
+                yield batch[kind] if kind == "latent" else batch[kind].values
 
 
 def to_device(batches, options):
     """The values on the device, of a loader that is begun anew at its end."""
     while True:
-        for values, _ in batches:
-            yield values.to(options.device, non_blocking=True)
+        for values, offsets in batches:
+            yield decoded(values, offsets, options.device) if options.decode else values.to(options.device, non_blocking=True)
 
 
 def loading(options):
     return {"num_workers": options.workers, "prefetch_factor": 4, "persistent_workers": True, "pin_memory": options.device != "cpu"}
 
 
-def mosaic_write(folder, kind, options):
-    from streaming import MDSWriter
+def plain_write(folder, kind, column, options):
+    """Shards as MosaicML's writer makes them."""
+    os.makedirs(folder)
+    samples, shards = made(kind, options.samples), []
+    for i in range(options.shards):
+        raw = [sample if isinstance(sample, bytes) else sample.tobytes() for _, sample in zip(range(options.samples // options.shards), samples)]
+        size = len(raw[0]) if kind == "latent" else None
+        raw = raw if size else [np.uint32(len(sample)).tobytes() + sample for sample in raw]
+        said = {"column_encodings": [column], "column_names": [kind], "column_sizes": [size], "compression": None, "format": "mds", "hashes": [], "size_limit": None, "version": 2}
+        config = json.dumps(said, sort_keys=True).encode()
+        begins = np.cumsum([0, *map(len, raw)]) + 4 + 4 * (len(raw) + 1) + len(config)
+        data = np.uint32(len(raw)).tobytes() + begins.astype(np.uint32).tobytes() + config + b"".join(raw)
+        name = f"shard.{i:05d}.mds"
+        with open(f"{folder}/{name}", "wb") as file:
+            file.write(data)
+        shards.append({**said, "raw_data": {"basename": name, "bytes": len(data), "hashes": {}}, "samples": len(raw), "zip_data": None})
+    with open(f"{folder}/index.json", "w") as file:
+        json.dump({"shards": shards, "version": 2}, file)
 
-    column = "bytes" if kind == "jpg" else f"ndarray:float16:{','.join(map(str, SHAPE))}"
+
+def mosaic_write(folder, kind, options):
+    column = f"ndarray:float16:{','.join(map(str, SHAPE))}" if kind == "latent" else "bytes"
+    try:
+        from streaming import MDSWriter
+    except ImportError:
+        return plain_write(folder, kind, column, options)
     each = options.samples // options.shards
-    size = each * (150_000 if kind == "jpg" else 32768)
-    with MDSWriter(out=folder, columns={kind: column}, size_limit=size) as out:
+    size = each * {"jpg": 150_000, "latent": 32768, "image": statistics.mean(map(len, jpegs())) if kind == "image" else 0}[kind]
+    with MDSWriter(out=folder, columns={kind: column}, size_limit=int(size)) as out:
         for sample in made(kind, options.samples):
             out.write({kind: sample})
 
@@ -98,6 +155,8 @@ class Numbered:
         random = np.random.default_rng(i)
         if self.kind == "jpg":
             return {"jpg": random.bytes(int(random.integers(50_000, 250_000)))}
+        if self.kind == "image":
+            return {"image": jpegs()[i % len(jpegs())]}
         return {"latent": random.integers(0, 256, 32768, np.uint8).view(np.float16).reshape(SHAPE)}
 
 
@@ -119,10 +178,10 @@ def webdataset(folder, kind, options):
         for i, sample in enumerate(made(kind, options.samples)):
             if kind == "latent":
                 np.save(file := io.BytesIO(), sample)
-            out.write({"__key__": f"{i:08d}", **({"jpg": sample} if kind == "jpg" else {"npy": file.getvalue()})})
+            out.write({"__key__": f"{i:08d}", **({"npy": file.getvalue()} if kind == "latent" else {"jpg": sample})})
     urls = [f"{folder}/{name}" for name in sorted(os.listdir(folder))]
     data = wds.WebDataset(urls, shardshuffle=False, empty_check=False)
-    data = (data if kind == "jpg" else data.decode()).to_tuple("jpg" if kind == "jpg" else "npy").batched(options.batch, collation_fn=first_field)
+    data = (data.decode() if kind == "latent" else data).to_tuple("npy" if kind == "latent" else "jpg").batched(options.batch, collation_fn=first_field)
     return to_device(wds.WebLoader(data, batch_size=None, **loading(options)), options)
 
 
@@ -134,6 +193,13 @@ def copies(options):
         yield to.copy_(values, non_blocking=True)
 
 
+def decoder(options):
+    """Batches of images of bytes in memory."""
+    samples = collate(list(made("image", options.batch)))
+    while True:
+        yield decoded(*samples, options.device)
+
+
 def cpu():
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
@@ -142,8 +208,8 @@ def cpu():
 class Turn:
     """A loader and what was measured of it."""
 
-    def __init__(self, batches, options, workers=False):
-        self.batches, self.options, self.workers, self.rates, self.bytes, self.cpu = batches, options, workers, [], [], []
+    def __init__(self, name, batches, options, workers=False):
+        self.name, self.batches, self.options, self.workers, self.rates, self.bytes, self.cpu = name, batches, options, workers, [], [], []
         began = time.perf_counter()
         next(batches)
         self.wait()
@@ -167,15 +233,18 @@ class Turn:
             self.rates.append(count * self.options.batch / took)
             self.bytes.append(size / took / 1e9)
             self.cpu.append((cpu() - used) / took)
+            print(f"{self.name}: {self.rates[-1]:,.0f} samples/s, {self.bytes[-1]:.2f} GB/s, {self.cpu[-1]:.2f} CPUs", file=sys.stderr, flush=True)
 
 
 def begin(turns, name, make, options, workers=True):
+    if any(map(name.startswith, options.skip)):
+        return
     began = time.perf_counter()
     try:
-        turns[name] = Turn(make(), options, workers)
+        turns[name] = Turn(name, make(), options, workers)
         print(f"{name}: made, and begun, in {time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
-    except ImportError as err:
-        print(f"{name} was not measured: {err}. `make bench-samples` has what it needs", file=sys.stderr)
+    except Exception as err:  # others' loaders fail in many ways where packages are missing
+        print(f"{name} was not measured: {err!r}. `make bench-samples` has what it needs", file=sys.stderr)
 
 
 def report(turns, options):
@@ -204,20 +273,26 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1)
     parser.add_argument("--alone", action="store_true", help="without the loaders of others")
+    parser.add_argument("--skip", action="append", default=[], metavar="LOADER")
+    parser.add_argument("--decode", action="store_true", help="images, decoded on the device")
     parser.add_argument("--json")
     options = parser.parse_args()
     work, turns = tempfile.mkdtemp(dir=options.dir), {}
+    kinds, on_cpu = ("image",) if options.decode else ("jpg", "latent"), options.device == "cpu"
     os.environ["TMPDIR"] = tempfile.tempdir = f"{work}/temporary"  # where others leave files
     os.mkdir(tempfile.tempdir)
     mount = f"{work}/mount"
     os.mkdir(mount)
     try:
-        begin(turns, "a copy in memory" if options.device == "cpu" else "a pinned copy: the link", lambda: copies(options), options, workers=False)
-        for kind in ("jpg", "latent"):
+        if options.decode:
+            begin(turns, "the decoder alone", lambda: decoder(options), options, workers=False)
+        else:
+            begin(turns, "a copy in memory" if on_cpu else "a pinned copy: the link", lambda: copies(options), options, workers=False)
+        for kind in kinds:
             mosaic_write(f"{work}/mds/{kind}", kind, options)
         subprocess.run([options.hbmfs, "mount", f"{work}/mds", mount], check=True, stdout=subprocess.DEVNULL)
-        for kind in ("jpg", "latent"):
-            for place in ("cpu",) if options.device == "cpu" else ("pinned", options.device):
+        for kind in kinds:
+            for place in ("cpu",) if on_cpu else ("pinned",) if options.decode else ("pinned", options.device):
                 begin(turns, f"SampleStream, {kind} to {place}", lambda k=kind, p=place: stream(f"{mount}/{k}", k, options, p), options, workers=False)
             if options.alone:
                 continue
@@ -225,7 +300,8 @@ def main():
             begin(turns, f"LitData, {kind}", lambda k=kind: litdata(f"{work}/litdata-{k}", k, options), options)
             begin(turns, f"WebDataset in sequence, {kind}", lambda k=kind: webdataset(f"{work}/wds-{k}", k, options), options)
         for turn in turns.values():
-            turn.measure(2 * options.seconds, keep=False)
+            if not turn.workers:  # which have made batches since they began
+                turn.measure(2 * options.seconds, keep=False)
         for _ in range(options.rounds):
             for turn in turns.values():
                 turn.measure(options.seconds / 4, keep=False)

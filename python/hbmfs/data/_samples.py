@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from .._lib._native import EPOCHS, address, library
 from ..errors import InvalidError
-from ._types import Dataset, Ints
+from ._types import Counted, Ints
 from .part import part_of
 from .permutation import ROUNDS, Permutation, keys
 
@@ -18,7 +18,7 @@ from .permutation import ROUNDS, Permutation, keys
 class Samples:
     """Rows of `row` tokens, `seq_len` apart, of a dataset; with documents=True none crosses the border of a document."""
 
-    def __init__(self, dataset: Dataset[Any], seq_len: int, row: int, documents: bool) -> None:
+    def __init__(self, dataset: Counted, seq_len: int, row: int, documents: bool) -> None:
         self.dataset, self.seq_len = dataset, seq_len
         self._borders: NDArray[np.int64] | None = None
         if documents:

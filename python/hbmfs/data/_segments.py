@@ -20,7 +20,7 @@ from .._lib._memory import signed
 from .._lib._native import address, library
 from .._lib.device_array import DeviceArray
 from ..errors import InvalidError
-from ._types import A, Dataset, Ints
+from ._types import A, Counted, Ints
 
 NO_LABEL = -100
 """The label that torch's cross_entropy leaves out."""
@@ -163,7 +163,7 @@ def tokens_of(lengths: Ints, some: NDArray[np.bool_]) -> Ints:
     return places
 
 
-def borders_of(dataset: Dataset[Any]) -> Ints:
+def borders_of(dataset: Counted) -> Ints:
     """Where the documents of a dataset begin, and the end."""
     if dataset.documents is None:
         raise InvalidError(f"{dataset.path} has no document borders: open a dataset that has")

@@ -203,12 +203,12 @@ class Stream(Generic[B]):
         """Goes on where `state` was taken, by a stream of any rank, world size and batch size. A state of another
         dataset, sample length or order is an InvalidError, and so is that of one of several DataLoader workers, unless the same
         worker of as many goes on with steps of as many samples."""
-        for name, ours in self._identity().items():
-            if not isinstance(state, Mapping) or name not in state:
+        for name, ours in {"part": None, **self._identity()}.items():
+            if not isinstance(state, Mapping) or (name not in state and name != "part"):  # a whole set has none
                 raise InvalidError(f"the state has no {name!r}: it was not made by {type(self).__name__}.state_dict()")
-            if state[name] != ours:
+            if state.get(name) != ours:
                 raise InvalidError(
-                    f"the state was taken with {name}={state[name]!r}, this stream has {ours!r}: "
+                    f"the state was taken with {name}={state.get(name)!r}, this stream has {ours!r}: "
                     "resume with the same dataset and options (rank, world_size and batch_size may differ)"
                 )
         whose = state.get("worker", 0), state.get("workers", 1), state.get("step", self._step)

@@ -188,7 +188,7 @@ def part_of(dataset: Any) -> dict[str, Any]:
     return {} if digest is None else {"part": digest}
 
 
-def split(dataset: Dataset[A], name: str, shares: Mapping[str, float] | None, seed: int) -> Part[A]:
+def split(dataset: Whole[A], name: str, shares: Mapping[str, float] | None, seed: int) -> Part[A]:
     """The documents of a dataset whose hash falls into the share of `name`."""
     return Part(dataset, chosen(shards_of(dataset), name, shares, seed, f"document of {dataset.path}"))
 

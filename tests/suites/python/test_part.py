@@ -60,6 +60,10 @@ def test_states_of_other_parts_are_refused():
         make(hbmfs.Part(ds, [1, 2, 3])).load_state_dict(state)
         with pytest.raises(hbmfs.InvalidError, match="the state was taken with"):
             make(hbmfs.Part(ds, [1, 2, 4])).load_state_dict(state)
+        backwards = hbmfs.Part(ds, range(10)[::-1])  # of as many tokens as the whole
+        for given, other in ((backwards, ds), (ds, backwards)):
+            with pytest.raises(hbmfs.InvalidError, match="the state was taken with"):
+                make(other).load_state_dict(make(given).state_dict())
 
 
 @pytest.mark.parametrize("numbers", [[], [10], [-1], [[1]], [0.5], "x", np.ones(9, bool)])

@@ -341,7 +341,11 @@ def test_states(whole):
     assert stream.state_after(3)["consumed"] == 24 and stream.epoch == 0 and stream.samples == SAMPLES
     hbmfs.SampleStream(whole, 3, ["jpg"], seed=5, rank=1, world_size=2, decode={"jpg": len}).load_state_dict(state)
     part = hbmfs.SampleStream(whole.subset([3, 1, 2]), 1, seed=5).state_dict()
-    for given, other in ((state, {"seed": 6}), (state, {"shuffle": False}), (part, {}), (hbmfs.TokenStream(tokens(), 2, 1).state_dict(), {})):
+    backwards = whole.subset(range(SAMPLES)[::-1])
+    with pytest.raises(hbmfs.InvalidError, match="the state was taken with part=None"):
+        hbmfs.SampleStream(backwards, 8, seed=5).load_state_dict(state)
+    as_many = hbmfs.SampleStream(backwards, 8, seed=5).state_dict()
+    for given, other in ((state, {"seed": 6}), (state, {"shuffle": False}), (part, {}), (as_many, {}), (hbmfs.TokenStream(tokens(), 2, 1).state_dict(), {})):
         with pytest.raises(hbmfs.InvalidError, match="the state"):
             hbmfs.SampleStream(whole, 8, **{"seed": 5, **other}).load_state_dict(given)
     with pytest.raises(hbmfs.InvalidError, match="the state has no 'seq_len'"):
