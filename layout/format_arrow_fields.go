@@ -10,6 +10,7 @@ import (
 func (s *arrowStream) findFields(ctx context.Context, schema *arrowSchema, left *atomic.Int64) (*fieldsOf, error) {
 	out := &fieldsOf{}
 	indexes := make([]arrowIndex, len(schema.columns))
+	taken := int64(0) // of left
 	for i := range schema.columns {
 		c := &schema.columns[i]
 		f := &field{name: c.name, form: c.form}
@@ -32,19 +33,29 @@ func (s *arrowStream) findFields(ctx context.Context, schema *arrowSchema, left 
 				continue
 			}
 			p, err := s.piece(ctx, b, rows, &schema.columns[i])
-			if err == nil && left.Add(-1) < 0 {
-				err = absent("the values of the fields of the set lie in more than %d record batches: write them in larger ones", maxRuns)
+			runs := int64(1)
+			if f.ragged {
+				runs = arrowBatchRuns
+			}
+			taken += runs
+			if left.Add(-runs) < 0 && err == nil {
+				err = absent("the values of the fields of the set lie in more than %d record batches: write them in larger ones", maxRuns/arrowBatchRuns)
 			}
 			if err := f.take(err); err != nil {
 				return err
 			}
 			if f.missing == "" {
-				indexes[i].add(p)
+				if f.ragged {
+					indexes[i].add(p)
+				}
 				f.values.Add(s.object, p.values, p.tokens*int64(f.dtype.Size()))
 			}
 		}
 		return nil
 	})
+	if err != nil {
+		left.Add(taken)
+	}
 	for i, f := range out.fields {
 		if f.ragged {
 			f.index = &indexes[i]
