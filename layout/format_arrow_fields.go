@@ -10,7 +10,7 @@ import (
 func (s *arrowStream) findFields(ctx context.Context, schema *arrowSchema, left *atomic.Int64) (*fieldsOf, error) {
 	out := &fieldsOf{}
 	indexes := make([]arrowIndex, len(schema.columns))
-	taken := int64(0) // of left
+	room := arrowRoom{left: left}
 	for i := range schema.columns {
 		c := &schema.columns[i]
 		f := &field{name: c.name, form: c.form}
@@ -33,13 +33,8 @@ func (s *arrowStream) findFields(ctx context.Context, schema *arrowSchema, left 
 				continue
 			}
 			p, err := s.piece(ctx, b, rows, &schema.columns[i])
-			runs := int64(1)
-			if f.ragged {
-				runs = arrowBatchRuns
-			}
-			taken += runs
-			if left.Add(-runs) < 0 && err == nil {
-				err = absent("the values of the fields of the set lie in more than %d record batches: write them in larger ones", maxRuns/arrowBatchRuns)
+			if err == nil {
+				err = room.take(f.ragged)
 			}
 			if err := f.take(err); err != nil {
 				return err
@@ -54,7 +49,7 @@ func (s *arrowStream) findFields(ctx context.Context, schema *arrowSchema, left 
 		return nil
 	})
 	if err != nil {
-		left.Add(taken)
+		left.Add(room.taken)
 	}
 	for i, f := range out.fields {
 		if f.ragged {
@@ -62,4 +57,22 @@ func (s *arrowStream) findFields(ctx context.Context, schema *arrowSchema, left 
 		}
 	}
 	return out, err
+}
+
+// arrowRoom counts the runs that the batches of a stream take of those that are left to the set.
+type arrowRoom struct {
+	left  *atomic.Int64
+	taken int64
+}
+
+func (r *arrowRoom) take(ragged bool) error {
+	runs := int64(1)
+	if ragged {
+		runs = arrowBatchRuns
+	}
+	r.taken += runs
+	if r.left.Add(-runs) < 0 {
+		return absent("the values of the fields of the set lie in more than %d record batches: write them in larger ones", maxRuns/arrowBatchRuns)
+	}
+	return nil
 }
