@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/hbmfs/hbmfs/tests/blackbox"
@@ -15,7 +16,8 @@ import (
 // TestLoginsOfBrokenServers has a registry whose first answer never ends, and a server of tokens whose answers break off once.
 func TestLoginsOfBrokenServers(t *testing.T) {
 	alone(t)
-	breaks := true
+	var breaks atomic.Bool
+	breaks.Store(true)
 	var server *httptest.Server
 	server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
 		if q.URL.Path == "/v2/" {
@@ -23,13 +25,14 @@ func TestLoginsOfBrokenServers(t *testing.T) {
 			w.WriteHeader(http.StatusUnauthorized)
 			for q.Context().Err() == nil {
 				if _, err := w.Write(make([]byte, 32<<10)); err != nil {
-					return
+					break
 				}
 			}
+			return
 		}
 		token := `{"token": "secret"}`
 		w.Header().Set("Content-Length", strconv.Itoa(len(token)))
-		if breaks {
+		if breaks.Load() {
 			token = token[:5]
 		}
 		_, _ = w.Write([]byte(token)) // the client sees an error
@@ -41,7 +44,7 @@ func TestLoginsOfBrokenServers(t *testing.T) {
 	if _, err := l.get(t.Context(), nil); err == nil || errors.Is(err, fs.ErrInvalid) {
 		t.Errorf("an answer that breaks off: %v, which another attempt should follow", err)
 	}
-	breaks = false
+	breaks.Store(false)
 	if g, err := l.get(t.Context(), nil); err != nil || g.header != "Bearer secret" {
 		t.Errorf("%+v, %v", g, err)
 	}
