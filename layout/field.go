@@ -129,7 +129,9 @@ func (s *Set) joinFields() (*fieldsOf, error) {
 		if h.fields.none != "" {
 			return nil, errors.New(h.fields.none)
 		}
-		all.samples += h.fields.samples
+		if all.samples += h.fields.samples; all.samples > maxArrowRows {
+			return nil, errors.New("the shards have more than 2^53 samples")
+		}
 		all.shards = append(all.shards, h.fields.samples)
 		for _, f := range h.fields.fields {
 			if parts[f.name] == nil {
@@ -286,13 +288,14 @@ func (s *Set) addField(files *[]*File, f *field, samples int64, taken map[string
 	if f.ragged {
 		values, shape = name+".values.npy", []int64{f.values.Size() / item}
 	}
-	if taken[values] {
+	offsets := name + ".offsets.npy"
+	if taken[values] || f.ragged && taken[offsets] {
 		return "files of another field have its name"
 	}
 	if !numpyShape(shape, item) {
 		return fmt.Sprintf("NumPy makes no array of the shape %s", shapeText(shape))
 	}
-	taken[values] = true
+	taken[values], taken[offsets] = true, taken[offsets] || f.ragged
 	var b Body
 	b.addWhole(Inline(NPYHeader(f.dtype, shape...)))
 	b.AddBody(&f.values)
@@ -303,7 +306,7 @@ func (s *Set) addField(files *[]*File, f *field, samples int64, taken map[string
 		var b Body
 		b.addWhole(Inline(NPYHeader(I64, samples+1)))
 		b.addWhole(computedInt64(samples+1, func(ctx context.Context, part []int64, first int64) error { return f.index.Starts(ctx, part, first) }))
-		*files = append(*files, s.named(name+".offsets.npy", b, I64, samples+1))
+		*files = append(*files, s.named(offsets, b, I64, samples+1))
 	}
 	*j = Field{f.name, name, kind, f.dtype.Long(), append([]int64{}, f.shape...), f.values.Size(), ""}
 	return ""

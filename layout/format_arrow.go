@@ -263,8 +263,8 @@ func (s *arrowStream) resolve(ctx context.Context, h *Shard, batches *atomic.Int
 			return nil
 		}
 		p, err := s.piece(ctx, b, n, s.column)
-		if err == nil && batches.Add(1) > maxRuns {
-			err = absent("the tokens lie in more than %d record batches: write them in larger ones", maxRuns)
+		if err == nil && batches.Add(arrowBatchRuns) > maxRuns {
+			err = absent("the tokens lie in more than %d record batches: write them in larger ones", maxRuns/arrowBatchRuns)
 		}
 		if _, ok := errors.AsType[*AbsentError](err); ok {
 			gone, data, index = err, Body{}, &arrowIndex{}

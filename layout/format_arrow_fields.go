@@ -10,6 +10,7 @@ import (
 func (s *arrowStream) findFields(ctx context.Context, schema *arrowSchema, left *atomic.Int64) (*fieldsOf, error) {
 	out := &fieldsOf{}
 	indexes := make([]arrowIndex, len(schema.columns))
+	room := arrowRoom{left: left}
 	for i := range schema.columns {
 		c := &schema.columns[i]
 		f := &field{name: c.name, form: c.form}
@@ -32,23 +33,46 @@ func (s *arrowStream) findFields(ctx context.Context, schema *arrowSchema, left 
 				continue
 			}
 			p, err := s.piece(ctx, b, rows, &schema.columns[i])
-			if err == nil && left.Add(-1) < 0 {
-				err = absent("the values of the fields of the set lie in more than %d record batches: write them in larger ones", maxRuns)
+			if err == nil {
+				err = room.take(f.ragged)
 			}
 			if err := f.take(err); err != nil {
 				return err
 			}
 			if f.missing == "" {
-				indexes[i].add(p)
+				if f.ragged {
+					indexes[i].add(p)
+				}
 				f.values.Add(s.object, p.values, p.tokens*int64(f.dtype.Size()))
 			}
 		}
 		return nil
 	})
+	if err != nil {
+		left.Add(room.taken)
+	}
 	for i, f := range out.fields {
 		if f.ragged {
 			f.index = &indexes[i]
 		}
 	}
 	return out, err
+}
+
+// arrowRoom counts the runs that the batches of a stream take of those that are left to the set.
+type arrowRoom struct {
+	left  *atomic.Int64
+	taken int64
+}
+
+func (r *arrowRoom) take(ragged bool) error {
+	runs := int64(1)
+	if ragged {
+		runs = arrowBatchRuns
+	}
+	r.taken += runs
+	if r.left.Add(-runs) < 0 {
+		return absent("the values of the fields of the set lie in more than %d record batches: write them in larger ones", maxRuns/arrowBatchRuns)
+	}
+	return nil
 }

@@ -14,6 +14,7 @@ const (
 	arrowFileMagic    = "ARROW1\x00\x00"
 	maxArrowMetadata  = 64 << 20
 	maxArrowRows      = 1 << 53
+	arrowBatchRuns    = 5 // a batch of lists takes the memory of so many runs: its values, and where its rows begin
 )
 
 // arrowStream is one object's stream.

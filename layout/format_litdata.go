@@ -72,6 +72,8 @@ func litdataAssemble(ctx context.Context, d *directory, members []member) {
 		}
 		if config.codec() != "" || config.Encryption != nil {
 			set.noFields = noTokens
+		} else if len(config.DataFormat) > maxFields {
+			set.noFields = fmt.Sprintf("the items have more than %d leaves", maxFields)
 		}
 		if codec := config.codec(); codec != "" {
 			set.Notes = append(set.Notes, fmt.Sprintf("compressed with %q, presented as stored", codec))

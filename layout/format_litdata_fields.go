@@ -80,7 +80,7 @@ func litdataLeaves(text json.RawMessage, at string, depth int) []string {
 		Context  *string           `json:"context"`
 		Children []json.RawMessage `json:"children_spec"`
 	}
-	if json.Unmarshal(text, &node) != nil || depth > maxMemberDepth {
+	if json.Unmarshal(text, &node) != nil || depth > maxMemberDepth || len(at) > maxMemberPath {
 		return nil
 	}
 	if node.Type == nil {
@@ -95,6 +95,9 @@ func litdataLeaves(text json.RawMessage, at string, depth int) []string {
 	}
 	var names []string
 	for i, child := range node.Children {
+		if len(names) > maxFields {
+			return nil
+		}
 		name := strconv.Itoa(i)
 		if len(keys) == len(node.Children) {
 			name = fmt.Sprint(keys[i])
@@ -122,6 +125,11 @@ func (f *litdataFields) find(ctx context.Context, s *Shard, m *mdsShard, tokens 
 		}
 		m.columns = f.columns
 		return m.findEncoded(ctx, s, f.encodings)
+	}
+	if s.resolve != nil {
+		if err := s.resolve(ctx, s); err != nil {
+			return nil, err
+		}
 	}
 	name := "data"
 	if len(f.columns.names) == 1 {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net/http"
 	"sync/atomic"
 	"time"
 
@@ -73,6 +74,20 @@ func New(g Getter, opt Options) *Client {
 	c := &Client{getter: g, opt: opt}
 	c.turns = newTurns(opt.Connections, opt.Stall, c.trial)
 	return c
+}
+
+// mostHeader bounds an answer before its body, bytes.
+const mostHeader = 64 << 10
+
+// Transport makes a transport for requests of ranges. HTTPS_PROXY and its relatives are honoured.
+func (c *Client) Transport() *http.Transport {
+	t := http.DefaultTransport.(*http.Transport).Clone()
+	t.DisableCompression = true // a range of an object is a range of its bytes as stored
+	t.MaxIdleConnsPerHost = c.opt.Connections
+	t.MaxResponseHeaderBytes = mostHeader
+	t.Protocols = new(http.Protocols)
+	t.Protocols.SetHTTP1(true) // HTTP/2 would put all ranges on one connection
+	return t
 }
 
 // Connections is how many requests may be under way at once.

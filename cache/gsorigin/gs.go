@@ -47,12 +47,7 @@ func Open(s Source, opt fetch.Options) (*Bucket, error) {
 	}
 	o := &Bucket{source: s}
 	o.Client = fetch.New(o, opt)
-	transport := http.DefaultTransport.(*http.Transport).Clone()
-	transport.DisableCompression = true // a range of an object is a range of its bytes as stored
-	transport.MaxIdleConnsPerHost = o.Connections()
-	transport.MaxResponseHeaderBytes = 64 << 10
-	transport.Protocols = new(http.Protocols)
-	transport.Protocols.SetHTTP1(true) // HTTP/2 would put all ranges on one connection
+	transport := o.Transport()
 	direct := transport.Clone()
 	direct.Proxy = nil
 	guarded, machine := opt.Guard.Transport(transport), opt.Guard.Transport(direct)

@@ -25,7 +25,7 @@ type blobs struct {
 	work sync.WaitGroup
 	turn sync.Mutex // of one who verifies
 
-	mu sync.Mutex // guards of
+	mu sync.Mutex // guards of, and the begin of work
 	of map[string]*blob
 }
 
@@ -42,7 +42,9 @@ func newBlobs(dir string) *blobs {
 }
 
 func (b *blobs) close() {
-	b.stop()
+	b.mu.Lock()
+	b.stop() // nobody begins to verify then
+	b.mu.Unlock()
 	b.work.Wait()
 }
 

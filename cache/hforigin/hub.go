@@ -50,21 +50,13 @@ type hub struct {
 	storage fetch.Addresses // of files
 }
 
-const (
-	mostHeader    = 64 << 10 // bytes of an answer before its body
-	mostRedirects = 10
-)
+const mostRedirects = 10
 
 // Open makes an origin. Nothing is asked of the Hub yet. HTTPS_PROXY and its relatives are honoured.
 func Open(s Source, opt fetch.Options) *Repo {
 	o := &Repo{source: s, local: newBlobs(s.local())}
 	o.Client = fetch.New(o, opt)
-	transport := http.DefaultTransport.(*http.Transport).Clone()
-	transport.DisableCompression = true // a range of a file is a range of its bytes as stored
-	transport.MaxIdleConnsPerHost = o.Connections()
-	transport.Protocols = new(http.Protocols)
-	transport.Protocols.SetHTTP1(true) // HTTP/2 would put all ranges on one connection
-	transport.MaxResponseHeaderBytes = mostHeader
+	transport := o.Transport()
 	o.hub = &hub{endpoint: s.Endpoint, anonymous: s.Anonymous, busy: new(atomic.Int64), client: &http.Client{
 		Transport:     trace.Transport(opt.Guard.Transport(transport)),
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },

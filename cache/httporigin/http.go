@@ -56,12 +56,7 @@ func Open(source string, opt fetch.Options) (*Site, error) {
 		u.RawPath = ""
 	}
 	o.Client = fetch.New(o, opt)
-	transport := http.DefaultTransport.(*http.Transport).Clone()
-	transport.DisableCompression = true // a range of a file is a range of its bytes as stored
-	transport.MaxIdleConnsPerHost = o.Connections()
-	transport.Protocols = new(http.Protocols)
-	transport.Protocols.SetHTTP1(true) // HTTP/2 would put all ranges on one connection
-	transport.MaxResponseHeaderBytes = mostHeader
+	transport := o.Transport()
 	o.client = &http.Client{Transport: trace.Transport(opt.Guard.Transport(transport)), CheckRedirect: follow}
 	return o, nil
 }
@@ -78,9 +73,6 @@ func (o *Site) Through(endpoint string) (fetch.Getter, error) {
 	t.base = &base
 	return &t, nil
 }
-
-// mostHeader bounds an answer before its body, bytes.
-const mostHeader = 64 << 10
 
 // follow lets a request go where a server redirects it, ten times. Go takes credentials out of a request to another host;
 // the Referer is left, and has the query that may sign the source's address.

@@ -5,7 +5,9 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
+	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -177,7 +179,10 @@ func fromFile(path string, r name.Registry) (authn.Authenticator, error) {
 	}), nil
 }
 
-// onlyScheme has go-containerregistry use a scheme, and not try both.
+// mostPing bounds the answer to the question how a registry knows its clients, bytes. Its header says it all.
+const mostPing = 64 << 10
+
+// onlyScheme has go-containerregistry use a scheme, and not try both. The library reads answers to their ends, which some never have.
 type onlyScheme struct {
 	scheme string
 	http.RoundTripper
@@ -187,7 +192,14 @@ type onlyScheme struct {
 func (t onlyScheme) RoundTrip(q *http.Request) (*http.Response, error) {
 	q = q.Clone(q.Context())
 	q.URL.Scheme = t.scheme
-	return t.RoundTripper.RoundTrip(q)
+	res, err := t.RoundTripper.RoundTrip(q)
+	if err == nil {
+		res.Body = struct {
+			io.Reader
+			io.Closer
+		}{io.LimitReader(res.Body, mostPing), res.Body}
+	}
+	return res, err
 }
 
 // judge gives an error of go-containerregistry its class, and leaves out addresses and answers that may have secrets.
@@ -200,6 +212,9 @@ func judge(err error) error {
 	}
 	if of, ok := errors.AsType[*url.Error](err); ok {
 		return of.Err
+	}
+	if _, ok := errors.AsType[net.Error](err); ok || errors.Is(err, io.ErrUnexpectedEOF) { // the answer broke off
+		return err
 	}
 	text := err.Error()
 	for _, known := range []string{"invalid realm", "malformed www-authenticate"} {

@@ -31,7 +31,6 @@ const (
 // manifest is a manifest or an index: its kind follows from the list that it has.
 type manifest struct {
 	SchemaVersion int               `json:"schemaVersion"`
-	Config        descriptor        `json:"config"`
 	Layers        bounded           `json:"layers"`
 	Manifests     bounded           `json:"manifests"`
 	Annotations   map[string]string `json:"annotations"`

@@ -41,12 +41,7 @@ type Artifact struct {
 func Open(s Source, opt fetch.Options) *Artifact {
 	o := &Artifact{source: s}
 	o.Client = fetch.New(o, opt)
-	transport := http.DefaultTransport.(*http.Transport).Clone()
-	transport.DisableCompression = true // a range of a blob is a range of its bytes as stored
-	transport.MaxIdleConnsPerHost = o.Connections()
-	transport.MaxResponseHeaderBytes = 64 << 10
-	transport.Protocols = new(http.Protocols)
-	transport.Protocols.SetHTTP1(true) // HTTP/2 would put all ranges on one connection
+	transport := o.Transport()
 	o.guarded = opt.Guard.Transport(transport)
 	o.client = &http.Client{
 		Transport:     trace.Transport(o.guarded),

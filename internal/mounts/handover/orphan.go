@@ -26,7 +26,12 @@ const (
 	newsKeeper = 'K'
 	newsSpare  = 'S'
 	newsOver   = 'O'
+
+	newsHeard = 'H' // is not written: another spare of that keeper has read the word
 )
+
+// sparesOfPipe is how many spares listen to one pipe: the one that waits for its turn, and a stale one until that one is prepared.
+const sparesOfPipe = 2
 
 // newsSize is the size of a word of news: its letter, and a pid.
 const newsSize = 5
@@ -109,6 +114,8 @@ func (l *Life) orphaned(ctx context.Context) bool {
 				return false
 			case newsOver:
 				return false
+			case newsHeard:
+				continue
 			}
 			_ = unix.Close(l.orphan.news) // the daemon ends, which has it open
 			l.orphan.news = -1
@@ -145,7 +152,10 @@ func awaitEnd(ctx context.Context, pidfd int, most time.Duration) {
 // hearNews reads a word of the daemon; 0: there will be none.
 func hearNews(fd int) (word byte, pid int) {
 	var p [newsSize]byte
-	n, _ := unix.Read(fd, p[:]) // its end is seen by n
+	n, err := unix.Read(fd, p[:])
+	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) {
+		return newsHeard, 0
+	}
 	if n < newsSize {
 		return 0, 0
 	}
@@ -201,6 +211,9 @@ func (l *Life) tellOrphans(word byte, pid int) {
 	for _, fd := range orphans {
 		_, _ = unix.Write(fd, p[:]) // one that has gone needs no telling
 		if word != newsKeeper {
+			for range sparesOfPipe - 1 { // each spare reads one, and goes
+				_, _ = unix.Write(fd, p[:])
+			}
 			_ = unix.Close(fd) // nothing more is said
 		}
 	}

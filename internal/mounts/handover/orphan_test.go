@@ -46,3 +46,34 @@ func TestLastWordsOfAKeeperAreHeard(t *testing.T) {
 		})
 	}
 }
+
+// Two spares of a keeper share a pipe, a stale one and the one that replaces it. Both hear that they are not needed, and neither takes a word that the other
+// has read for the end of the daemon.
+func TestAllSparesOfAKeeperHear(t *testing.T) {
+	for _, last := range []byte{newsSpare, newsOver} {
+		var news [2]int
+		if err := unix.Pipe2(news[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
+			t.Fatal(err)
+		}
+		l := &Life{tells: []int{news[1], -1}}
+		l.tellOrphans(newsKeeper, 7)
+		heard := ""
+		for range sparesOfPipe {
+			word, _ := hearNews(news[0])
+			heard += string(word)
+		}
+		l.tells = l.tells[:1]
+		if last == newsSpare {
+			l.tells = append(l.tells, -1)
+		}
+		l.tellOrphans(last, 7)
+		for range sparesOfPipe {
+			word, _ := hearNews(news[0])
+			heard += string(word)
+		}
+		if word, _ := hearNews(news[0]); word != 0 || heard != string([]byte{newsKeeper, newsHeard, last, last}) {
+			t.Errorf("they hear %q, and then %q", heard, word)
+		}
+		_ = unix.Close(news[0]) // only read
+	}
+}
