@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import _thread
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -24,12 +24,17 @@ def begun(call: Callable[..., T], *arguments: Any) -> Callable[[], T]:
             results.append(call(*arguments))
         except BaseException as err:  # noqa: BLE001 (raised by the thread that waits)
             errors.append(err)
+        finally:
+            running.release()
 
-    thread = threading.Thread(target=run, name="hbmfs-plan", daemon=True)
-    thread.start()
+    running = _thread.allocate_lock()
+    running.acquire()
+    _thread.start_new_thread(run, ())  # Thread.start() would wait until the thread runs
 
     def result() -> T:
-        thread.join()
+        if not library().forked:
+            with running:
+                pass
         if errors:
             raise errors[0]
         return results[0] if results else call(*arguments)  # a fork ended the thread
