@@ -46,7 +46,7 @@ func parseRequirements(text string) ([]requirement, error) {
 			return nil, fmt.Errorf("line %d: want PACKAGE TEST [NEED...], got %q", i+1, line)
 		}
 		for _, need := range words[2:] {
-			if !slices.Contains([]string{"fuse", "root", "python", "peers", "cc", "s3", "gcs", "azurite", "sanity", "nginx", "strace", "k8scheck", "packages", "dpkg", "rpm", "handover"}, need) {
+			if !slices.Contains([]string{"fuse", "root", "python", "peers", "cc", "s3", "gcs", "azurite", "oci", "sanity", "nginx", "strace", "k8scheck", "packages", "dpkg", "rpm", "handover"}, need) {
 				return nil, fmt.Errorf("line %d: unknown need %q", i+1, need)
 			}
 		}
