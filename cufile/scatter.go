@@ -213,7 +213,7 @@ func (s *scattering) took(missing []part) Result {
 func (s *scattering) seen(p *part) source.Rows {
 	of, n, most := p.file.r, sizeOf(p.spans), int64(copied.SmallRow)
 	if s.r.mapped != nil {
-		if most = s.r.device.CUDA.SmallPieces(); most > 0 {
+		if most = s.r.device.CUDA.SmallPieces(); most > 0 && len(p.spans) > 1 { // one row may be of a sequence, whose next window is registered in time
 			most = max(most, seenRow)
 		}
 	}

@@ -1,6 +1,7 @@
 package azorigin
 
 import (
+	"bytes"
 	"context"
 	"encoding/xml"
 	"errors"
@@ -21,7 +22,8 @@ import (
 // Bounds of one page of a listing. An object has a name of up to fetch.MostName characters and 8 KiB of metadata.
 const (
 	pageNames = 1000
-	mostPage  = 16 << 20 // bytes
+	mostPage  = 10 << 20 // bytes
+	mostToken = 1 << 20  // bytes
 	mostDepth = 16       // elements in each other: each takes memory
 )
 
@@ -179,25 +181,35 @@ func (w *walk) page(ctx context.Context, prefix, token string) (*page, error) {
 	if err := fetch.Unencoded(res.Header); err != nil {
 		return nil, err
 	}
-	body := &io.LimitedReader{R: res.Body, N: mostPage}
-	p, err := readPage(xml.NewTokenDecoder(&shallow{xml.NewDecoder(body), 0}))
-	switch {
-	case err == nil || errors.Is(err, fs.ErrInvalid):
-		return p, err
-	case body.N == 0:
+	body, err := io.ReadAll(io.LimitReader(res.Body, mostPage+1)) // first: a server may send faster than XML is parsed
+	if err != nil {
+		return nil, err
+	}
+	if len(body) > mostPage {
 		return nil, fmt.Errorf("%w: a page of the server's listing has more than %d bytes, which no %d names have", fs.ErrInvalid, mostPage, pageNames)
 	}
-	return nil, fmt.Errorf("the server's listing cannot be read: %w", err)
+	p, err := readPage(xml.NewTokenDecoder(newBounded(body)))
+	if err != nil && !errors.Is(err, fs.ErrInvalid) {
+		err = fmt.Errorf("the server's listing cannot be read: %w", err)
+	}
+	return p, err
 }
 
-// shallow refuses documents that are deeper than a listing.
-type shallow struct {
+// bounded refuses documents that are deeper than a listing, or have longer elements: either takes much more memory than its text.
+type bounded struct {
 	*xml.Decoder
+	token *io.LimitedReader
 	depth int
 }
 
+func newBounded(body []byte) *bounded {
+	r := &io.LimitedReader{R: bytes.NewReader(body)}
+	return &bounded{xml.NewDecoder(r), r, 0}
+}
+
 // Token implements [xml.TokenReader].
-func (s *shallow) Token() (xml.Token, error) {
+func (s *bounded) Token() (xml.Token, error) {
+	s.token.N = mostToken
 	t, err := s.RawToken()
 	switch t.(type) {
 	case xml.StartElement:
@@ -211,7 +223,7 @@ func (s *shallow) Token() (xml.Token, error) {
 	return t, err
 }
 
-// readPage reads a page as it comes, so that a long one takes no more memory than its names.
+// readPage reads a page.
 func readPage(d *xml.Decoder) (*page, error) {
 	p, path := &page{}, []string(nil)
 	for {

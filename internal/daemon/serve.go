@@ -16,6 +16,7 @@ import (
 	"github.com/hbmfs/hbmfs/internal/mounts/mountpoint"
 	"github.com/hbmfs/hbmfs/internal/mounts/ready"
 	"github.com/hbmfs/hbmfs/internal/observe/trace"
+	"github.com/hbmfs/hbmfs/internal/text/address"
 )
 
 // serve mounts, reports that the mount is ready, and stays until it is unmounted.
@@ -69,8 +70,12 @@ func (m *Mount) serve(ctx context.Context, life *handover.Life, report *ready.Re
 	defer mount.Hold(ctx, &m.places, &m.selected, from.state())()
 	bytes := from.listing.Bytes()
 	span.Int("files", int64(len(from.listing.Objects))).Int("bytes", bytes).End("")
-	opt.Log.Info("mounted", "source", opt.Source, "files", len(from.listing.Objects), "bytes", bytes, "seconds", time.Since(began).Seconds(), "version", opt.Version)
-	report.Ready(fmt.Sprintf("%s is mounted on %s: %s, in %.2f s", opt.Source, m.Point, from.what(), time.Since(began).Seconds()))
+	source := m.Source
+	if address.IsRemote(source) {
+		source = opt.Source // which has no secret
+	}
+	opt.Log.Info("mounted", "source", source, "files", len(from.listing.Objects), "bytes", bytes, "seconds", time.Since(began).Seconds(), "version", opt.Version)
+	report.Ready(fmt.Sprintf("%s is mounted on %s: %s, in %.2f s", source, m.Point, from.what(), time.Since(began).Seconds()))
 	if !m.Foreground {
 		tellNotes(ctx, mount, report)
 	}

@@ -19,7 +19,7 @@ class Epochs(Stream[B]):
 
     _borders: Ints | None = None  # of documents, where batches say where they begin
 
-    def _count(self, dataset: Any, samples: Samples, epochs: int | None) -> None:
+    def _take(self, dataset: Any, samples: Samples, epochs: int | None) -> None:
         """Takes the dataset, and counts its samples."""
         self.dataset = dataset
         self._samples, self.samples = samples, samples.count

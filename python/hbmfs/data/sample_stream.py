@@ -76,7 +76,7 @@ class SampleStream(Epochs[dict[str, Any]]):
         self._decode = known(decode, dataset.fields)
         self._decode_threads = None if decode_threads is None else at_least(1, "decode_threads", decode_threads)
         self._rows = SampleRows([dataset])
-        self._count(dataset, Samples(dataset, 1, 1, False), epochs)
+        self._take(dataset, Samples(dataset, 1, 1, False), epochs)
 
     @property
     def depth(self) -> int:

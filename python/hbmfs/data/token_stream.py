@@ -129,7 +129,7 @@ class TokenStream(Epochs[B]):
         self.documents = bool(documents)
         self._borders = borders_of(dataset) if packed else None
         self._rows = Rows([dataset], dtype)
-        self._count(dataset, Samples(dataset, self.seq_len, self._row, self.documents), epochs)
+        self._take(dataset, Samples(dataset, self.seq_len, self._row, self.documents), epochs)
 
     def _identity(self) -> dict[str, Any]:
         own = {"seq_len": self.seq_len, "targets": self.targets, "documents": self.documents}

@@ -130,5 +130,5 @@ def test_an_address_is_mounted_first(what):
     for address in ("s3://bucket/a b", "https://host/data/"):
         with pytest.raises(hbmfs.InvalidError, match="mount it first, by `hbmfs mount .*bucket|mount it first, by `hbmfs mount https://host"):
             what(address)
-    with pytest.raises(hbmfs.InvalidError, match="az://bucket/data is an address that hbmfs does not read"):
-        what("az://bucket/data")
+    with pytest.raises(hbmfs.InvalidError, match="ftp://bucket/data is an address that hbmfs does not read"):
+        what("ftp://bucket/data")

@@ -28,15 +28,17 @@ func azureListings() map[string]listLie {
 	shard := liar.AzureBlob("shard", 600_000)
 	prefixOf := func(x *liar.Exchange) string { return x.R.URL.Query().Get("prefix") }
 	return map[string]listLie{
-		"endless name":       {tell: told(endless(liar.AzureOpen+"<Blob><Name>", "k")), says: "more than 16777216 bytes"},
-		"endless blobs":      {tell: told(endless(liar.AzureOpen, shard)), says: "more than the 1000 names"},
-		"endless prefixes":   {tell: told(endless(liar.AzureOpen, "<BlobPrefix/>")), says: "more than the 1000 names"},
-		"endless metadata":   {tell: told(endless(liar.AzureOpen+"<Blob><Metadata>", "<a>b</a>")), says: "more than 16777216 bytes"},
-		"endless elements":   {tell: told(endless(liar.AzureOpen, "<Other>b</Other>")), says: "more than 16777216 bytes"},
-		"endless space":      {tell: told(endless("", " \n")), says: "more than 16777216 bytes"},
-		"deep XML":           {tell: told(endless(liar.AzureOpen+"<Blob>", "<a>")), says: "deeper than any listing"},
-		"deep XML outside":   {tell: told(endless("", "<EnumerationResults>")), says: "deeper than any listing"},
-		"endless attributes": {tell: told(endless(liar.AzureOpen+"<Blob", ` a=""`)), says: "more than 16777216 bytes"},
+		"endless name":       {tell: told(endless(liar.AzureOpen+"<Blob><Name>", "k")), says: "more than 10485760 bytes"},
+		"endless blobs":      {tell: told(endless(liar.AzureOpen, shard)), says: "more than 10485760 bytes"},
+		"too many blobs":     {tell: told(page(liar.AzureOpen + strings.Repeat(shard, 1001))), says: "more than the 1000 names"},
+		"too many prefixes":  {tell: told(page(liar.AzureOpen + strings.Repeat("<BlobPrefix/>", 1001))), says: "more than the 1000 names"},
+		"endless metadata":   {tell: told(endless(liar.AzureOpen+"<Blob><Metadata>", "<a>b</a>")), says: "more than 10485760 bytes"},
+		"endless elements":   {tell: told(endless(liar.AzureOpen, "<Other>b</Other>")), says: "more than 10485760 bytes"},
+		"endless space":      {tell: told(endless("", " \n")), says: "more than 10485760 bytes"},
+		"deep XML":           {tell: told(page(liar.AzureOpen + "<Blob>" + strings.Repeat("<a>", 1000))), says: "deeper than any listing"},
+		"deep XML outside":   {tell: told(page(strings.Repeat("<EnumerationResults>", 1000))), says: "deeper than any listing"},
+		"a long element":     {tell: told(page(liar.AzureOpen + "<Blob" + strings.Repeat(` a=""`, 1<<20) + "/>")), says: "cannot be read"},
+		"endless attributes": {tell: told(endless(liar.AzureOpen+"<Blob", ` a=""`)), says: "more than 10485760 bytes"},
 		"one marker":         {tell: told(page(liar.AzureList("again", nil, shard))), says: "the same continuation token"},
 		"two markers": {tell: func(x *liar.Exchange, n int) bool {
 			return told(page(liar.AzureList("m"+strconv.Itoa(n%2), nil, shard)))(x, n)
