@@ -319,7 +319,7 @@ bench-remote: build $(S3) ## Measure first reads of remote sources beside rclone
 	$(CACHE)/bench-remote --hbmfs bin/hbmfs --s3server $(S3) --rclone $(or $(RCLONE),rclone) $(BENCHFLAGS) --rivals
 	$(CACHE)/bench-remote --hbmfs bin/hbmfs --s3server $(S3) --rclone $(or $(RCLONE),rclone) $(BENCHFLAGS) --random
 
-bench-clouds: build ## Measure first reads of s3://, gs:// and hf:// beside huggingface_hub and gcsfs, which PYTHON must have (4 minutes)
+bench-clouds: build ## Measure first reads of s3://, gs://, az://, oci:// and hf:// beside huggingface_hub and gcsfs, which PYTHON must have (minutes)
 	@tools/need.sh fuse
 	$(STATIC) -o $(CACHE)/bench-remote ./tests/bench/remote
 	$(CACHE)/bench-remote --hbmfs bin/hbmfs --python $(or $(PYTHON),python3) --rounds 3 $(BENCHFLAGS) --clouds

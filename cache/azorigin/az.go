@@ -20,6 +20,7 @@ import (
 	"net/url"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/cache/fetch"
@@ -46,8 +47,8 @@ func Open(s Source, opt fetch.Options) (*Container, error) {
 	if err := s.checkNames(); err != nil {
 		return nil, fmt.Errorf("open %s: %w: %w", s, fs.ErrInvalid, err)
 	}
-	if tooLong(s.Prefix) {
-		return nil, fmt.Errorf("open %.100s...: the prefix has %d bytes, and names have at most %d characters: %w", s, len(s.Prefix), mostName, fs.ErrInvalid)
+	if n := utf8.RuneCountInString(s.Prefix); n > fetch.MostName {
+		return nil, fmt.Errorf("open %.100s...: the prefix has %d characters, and names have at most %d: %w", s, n, fetch.MostName, fs.ErrInvalid)
 	}
 	o := &Container{source: s}
 	o.Client = fetch.New(o, opt)

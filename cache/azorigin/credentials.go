@@ -278,7 +278,7 @@ func absent(text string) bool {
 func remedy(code string) string {
 	switch code {
 	case "invalid_client":
-		return "the secret, the certificate or the token of the identity is wrong or has ended: make a new one"
+		return "the secret, the certificate or the token of the identity is wrong or has ended: make a new one, or check the identity's federated credentials"
 	case "unauthorized_client", "invalid_request":
 		return "check AZURE_CLIENT_ID, AZURE_TENANT_ID and the identity's federated credentials"
 	case "invalid_grant":

@@ -13,24 +13,19 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/cache/fetch"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
-// Bounds of one page of a listing. An object has a name of up to 1,024 characters and 8 KiB of metadata.
+// Bounds of one page of a listing. An object has a name of up to fetch.MostName characters and 8 KiB of metadata.
 const (
 	pageNames = 1000
-	mostName  = 1024
 	mostPage  = 10 << 20 // bytes
 	mostToken = 1 << 20  // bytes
 	mostDepth = 16       // elements in each other: each takes memory
 )
-
-// tooLong tells names that no object has.
-func tooLong(name string) bool { return utf8.RuneCountInString(name) > mostName }
 
 // text is a name of a listing, which is percent-encoded where XML cannot have it.
 type text struct {
@@ -282,7 +277,7 @@ func (p *page) element(d *xml.Decoder, t xml.StartElement, inList bool) error {
 	return err
 }
 
-// take checks a page. Directories that name each other would be listed forever.
+// take checks a page.
 func (w *walk) take(prefix string, p *page) (objects []*layout.Object, below []string, err error) {
 	for i := range p.blobs {
 		b := &p.blobs[i]
@@ -292,7 +287,7 @@ func (w *walk) take(prefix string, p *page) (objects []*layout.Object, below []s
 		}
 		obj, err := w.origin.object(b, name)
 		if err == nil {
-			err = w.check(prefix, name, obj.Version)
+			err = w.listing.AddBelow(prefix, name, obj.Version)
 		}
 		if err != nil {
 			return nil, nil, err
@@ -302,7 +297,7 @@ func (w *walk) take(prefix string, p *page) (objects []*layout.Object, below []s
 		}
 	}
 	for _, dir := range p.prefixes {
-		if err := w.check(prefix, dir, ""); err != nil {
+		if err := w.listing.AddBelow(prefix, dir, ""); err != nil {
 			return nil, nil, err
 		}
 		if len(dir) == len(prefix) || !strings.HasSuffix(dir, "/") {
@@ -311,17 +306,6 @@ func (w *walk) take(prefix string, p *page) (objects []*layout.Object, below []s
 		below = append(below, dir)
 	}
 	return objects, below, nil
-}
-
-// check refuses names that a listing of prefix cannot have, such as the directory above it.
-func (w *walk) check(prefix, name, version string) error {
-	if tooLong(name) {
-		return fmt.Errorf("%w: the server lists a name of %d bytes, and Azure's have at most %d characters", fs.ErrInvalid, len(name), mostName)
-	}
-	if !strings.HasPrefix(name, prefix) {
-		return fmt.Errorf("%w: the server lists %.100q, and was asked for names that begin with %.100q", fs.ErrInvalid, name, prefix)
-	}
-	return w.listing.Add(name, version)
 }
 
 // object makes an object of a blob of a listing. One without a version or with a size that cannot be becomes a problem of the listing.

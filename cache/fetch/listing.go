@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"strings"
 	"sync/atomic"
+	"unicode/utf8"
 )
 
 // Listing bounds the memory of the names that an origin lists. It is safe for concurrent use.
@@ -33,14 +34,14 @@ func (l *Listing) Add(name, version string) error {
 	return nil
 }
 
-// MostName is the longest name of an object in a bucket, in bytes.
+// MostName is the longest name of an object in a bucket: in bytes, but for Azure's in characters.
 const MostName = 1024
 
 // AddBelow is Add for a name that a bucket lists below a prefix. It refuses names that the bucket cannot have there, such as the directory above it:
 // directories that name each other would be listed forever.
 func (l *Listing) AddBelow(prefix, name, version string) error {
-	if len(name) > MostName {
-		return fmt.Errorf("%w: the server lists a name of %d bytes, and names have at most %d", fs.ErrInvalid, len(name), MostName)
+	if n := utf8.RuneCountInString(name); n > MostName {
+		return fmt.Errorf("%w: the server lists a name of %d characters, and names have at most %d", fs.ErrInvalid, n, MostName)
 	}
 	if !strings.HasPrefix(name, prefix) {
 		return fmt.Errorf("%w: the server lists %.100q, and was asked for names that begin with %.100q", fs.ErrInvalid, name, prefix)

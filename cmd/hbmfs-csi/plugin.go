@@ -57,7 +57,7 @@ A volume says what it shows in its attributes. Only source is needed, but for KV
   connections, patience                           requests to the source at once; how long it may give nothing, as in 2m
   readAhead, uid, gid, umask, showViews, logLevel flags of hbmfs mount by the same name
   authentication  auto, anonymous, secret (access keys in a Kubernetes secret) or pod (the token of the pod's service account)
-  roleArn, workloadIdentityProvider, googleServiceAccount  at AWS and Google, what the token is exchanged for
+  roleArn, workloadIdentityProvider, googleServiceAccount, azureClientId, azureTenantId  what the token is exchanged for
 
 A checkpoint volume is one where programs write, in a directory of the node (below hbmfs-csi host --allow-checkpoints):
 

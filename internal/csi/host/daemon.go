@@ -273,6 +273,8 @@ func (v *nodeVolume) rights(s volume.Spec) []string {
 	switch {
 	case s.Auth == volume.AuthSecret, s.FederatedFile("") != nil:
 		env = append(env, cmp.Or(address.Of(s.Asked()).SecretFile, "AWS_SHARED_CREDENTIALS_FILE")+"="+v.path(credentialsName))
+	case s.Auth == volume.AuthPod && s.Tenant != "":
+		env = append(env, "AZURE_TOKEN_CREDENTIALS=WorkloadIdentityCredential", "AZURE_FEDERATED_TOKEN_FILE="+v.path(tokenName), "AZURE_CLIENT_ID="+s.Role, "AZURE_TENANT_ID="+s.Tenant)
 	case s.Auth == volume.AuthPod:
 		env = append(env, "AWS_WEB_IDENTITY_TOKEN_FILE="+v.path(tokenName), "AWS_ROLE_ARN="+s.Role, "AWS_ROLE_SESSION_NAME=hbmfs-"+v.key)
 	}
@@ -281,7 +283,7 @@ func (v *nodeVolume) rights(s volume.Spec) []string {
 
 // environment is the host's own, without variables that could lend a daemon rights that its volume does not have.
 func environment(all []string) []string {
-	harmless := []string{"AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_CA_BUNDLE", "HF_ENDPOINT"}
+	harmless := []string{"AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_CA_BUNDLE", "AZURE_AUTHORITY_HOST", "HF_ENDPOINT"}
 	lends := regexp.MustCompile(`^(AWS|MINIO|HF|HUGGING_FACE|TRANSFORMERS|GOOGLE|CLOUDSDK|GCE|AZURE|IDENTITY|IMDS|MSI|DOCKER|REGISTRY_AUTH)_|^XDG_(CACHE_HOME|CONFIG_HOME|RUNTIME_DIR)$`)
 	return slices.DeleteFunc(slices.Clone(all), func(e string) bool {
 		name, _, _ := strings.Cut(e, "=")

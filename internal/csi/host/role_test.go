@@ -25,15 +25,20 @@ import (
 	"google.golang.org/grpc/codes"
 )
 
-// TestRoleOfAPod has the token of a pod's service account exchanged for a role of AWS, and for an identity at Google. Each new token that kubelet
+// TestRoleOfAPod has the token of a pod's service account exchanged for a role of AWS, and for an identity at Google and at Azure. Each new token that kubelet
 // brings takes the old one's place. The token services are fakes behind a proxy.
 func TestRoleOfAPod(t *testing.T) {
 	const pool = "//iam.googleapis.com/projects/1/locations/global/workloadIdentityPools/pool/providers/cluster"
+	const client = "00000000-0000-4000-8000-00000000000a"
 	for name, c := range map[string]podRole{
 		"AWS": {"s3://bucket?region=us-east-1&endpoint=", []string{"roleArn", "arn:aws:iam::1:role/reader"}, "sts.amazonaws.com", "arn:aws:iam::1:role/reader", []string{"InvalidIdentityToken", "trust policy"}},
 		"Google": {"gs://bucket?endpoint=", []string{"workloadIdentityProvider", pool, "googleServiceAccount", "reader@project.iam.gserviceaccount.com"}, "https:" + pool, pool,
 			[]string{"sts.googleapis.com", "invalid_grant"}},
 		"Google, by itself": {"gs://bucket?endpoint=", []string{"workloadIdentityProvider", pool}, pool, pool, []string{"sts.googleapis.com", "invalid_grant"}},
+		"Azure": {"az://account/bucket?endpoint=", []string{"azureClientId", client, "azureTenantId", "contoso.com"}, "api://AzureADTokenExchange", "contoso.com " + client,
+			[]string{"login.microsoftonline.com", "AADSTS700213"}},
+		"Azure, as Hadoop has it": {"abfss://bucket@account.dfs.core.windows.net?endpoint=", []string{"azureClientId", client, "azureTenantId", "contoso.com"}, "api://AzureADTokenExchange", "contoso.com " + client,
+			[]string{"login.microsoftonline.com", "AADSTS700213"}},
 	} {
 		t.Run(name, func(t *testing.T) { c.test(t) })
 	}
@@ -128,6 +133,10 @@ func serveBucket(w http.ResponseWriter, r *http.Request, dir string) {
 		serveGoogle(w, r, dir)
 		return
 	}
+	if strings.HasPrefix(r.URL.Path, "/bucket") && r.Header.Get("X-Ms-Version") != "" {
+		serveAzure(w, r, dir)
+		return
+	}
 	if !strings.Contains(r.Header.Get("Authorization"), "Credential=key-of-the-role/") || r.Header.Get("X-Amz-Security-Token") != "session-of-the-role" {
 		w.WriteHeader(http.StatusForbidden)
 		fmt.Fprint(w, "<Error><Code>AccessDenied</Code></Error>")
@@ -154,6 +163,18 @@ func serveGoogle(w http.ResponseWriter, r *http.Request, dir string) {
 	}
 }
 
+// serveAzure is serveBucket as Azure has it.
+func serveAzure(w http.ResponseWriter, r *http.Request, dir string) {
+	switch {
+	case r.Header.Get("Authorization") != "Bearer session-of-the-role":
+		w.WriteHeader(http.StatusForbidden)
+	case r.URL.Query().Get("comp") == "list":
+		fmt.Fprint(w, `<EnumerationResults><Blobs><Blob><Name>a.bin</Name><Properties><Etag>v1</Etag><Content-Length>11</Content-Length></Properties></Blob></Blobs></EnumerationResults>`)
+	default:
+		serveFile(w, r, dir)
+	}
+}
+
 func serveFile(w http.ResponseWriter, r *http.Request, dir string) {
 	f, err := os.Open(filepath.Join(dir, filepath.Base(r.URL.Path)))
 	if err != nil {
@@ -165,7 +186,7 @@ func serveFile(w http.ResponseWriter, r *http.Request, dir string) {
 	http.ServeContent(w, r, "", time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), f)
 }
 
-// tokenService is a fake of AWS's and of Google's, at their own addresses, for those who go through the proxy and trust its authority.
+// tokenService is a fake of AWS's, Google's and Azure's, at their own addresses, for those who go through the proxy and trust its authority.
 type tokenService struct {
 	proxy, authority string
 
@@ -180,8 +201,12 @@ func (s *tokenService) asked() []string {
 }
 
 func (s *tokenService) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if strings.HasSuffix(r.Host, ".googleapis.com") {
+	switch {
+	case strings.HasSuffix(r.Host, ".googleapis.com"):
 		s.google(w, r)
+		return
+	case r.Host == "login.microsoftonline.com":
+		s.azure(w, r)
 		return
 	}
 	if err := r.ParseForm(); err != nil || r.Host != "sts.amazonaws.com" || r.Form.Get("Action") != "AssumeRoleWithWebIdentity" {
@@ -224,6 +249,27 @@ func (s *tokenService) google(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprint(w, `{"access_token": "session-of-the-role", "issued_token_type": "urn:ietf:params:oauth:token-type:access_token", "token_type": "Bearer", "expires_in": 3600}`)
 }
 
+// azure gives a token of Entra ID for one of a pod.
+func (s *tokenService) azure(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	tenant, what, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
+	if what == "v2.0/.well-known/openid-configuration" {
+		base := "https://" + r.Host + "/" + tenant
+		fmt.Fprintf(w, `{"authorization_endpoint": %q, "token_endpoint": %q, "issuer": %q}`, base+"/oauth2/v2.0/authorize", base+"/oauth2/v2.0/token", base+"/v2.0")
+		return
+	}
+	token := r.FormValue("client_assertion")
+	s.mu.Lock()
+	s.tokens = append(s.tokens, tenant+" "+r.FormValue("client_id")+" "+token)
+	s.mu.Unlock()
+	if token == "forged" || what != "oauth2/v2.0/token" || r.FormValue("grant_type") != "client_credentials" || !strings.HasPrefix(r.FormValue("scope"), "https://storage.azure.com/.default") {
+		w.WriteHeader(http.StatusUnauthorized)
+		fmt.Fprint(w, `{"error": "invalid_client", "error_description": "AADSTS700213: No matching federated identity record found for presented assertion subject."}`)
+		return
+	}
+	fmt.Fprint(w, `{"access_token": "session-of-the-role", "token_type": "Bearer", "expires_in": 3600}`)
+}
+
 func newTokenService(t *testing.T) *tokenService {
 	s := &tokenService{authority: filepath.Join(t.TempDir(), "authority.pem")}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -231,7 +277,7 @@ func newTokenService(t *testing.T) *tokenService {
 		t.Fatal(err)
 	}
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"}, DNSNames: []string{"sts.amazonaws.com", "sts.googleapis.com", "iamcredentials.googleapis.com"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"}, DNSNames: []string{"sts.amazonaws.com", "sts.googleapis.com", "iamcredentials.googleapis.com", "login.microsoftonline.com"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
 		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}
 	certificate, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)

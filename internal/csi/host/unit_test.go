@@ -13,9 +13,9 @@ func TestEnvironmentLendsNoRights(t *testing.T) {
 	got := environment([]string{
 		"PATH=/bin", "HTTPS_PROXY=p", "AWS_REGION=eu-central-1", "AWS_ENDPOINT_URL_S3=http://h", "AWS_ACCESS_KEY_ID=a", "AWS_SECRET_ACCESS_KEY=s", "AWS_SESSION_TOKEN=t",
 		"AWS_PROFILE=p", "AWS_SHARED_CREDENTIALS_FILE=f", "AWS_CONFIG_FILE=f", "AWS_ROLE_ARN=r", "AWS_WEB_IDENTITY_TOKEN_FILE=f", "AWS_CONTAINER_CREDENTIALS_FULL_URI=u",
-		"AWS_SOMETHING_NEW=x", "HF_TOKEN=x", "GOOGLE_APPLICATION_CREDENTIALS=f", "CLOUDSDK_CONFIG=d", "GCE_METADATA_HOST=h", "HF_HOME=/h", "HF_HUB_OFFLINE=1", "HUGGING_FACE_HUB_TOKEN=x", "XDG_CACHE_HOME=/c", "XDG_CONFIG_HOME=/c", "XDG_RUNTIME_DIR=/r", "DOCKER_CONFIG=d", "DOCKER_AUTH_CONFIG=x", "REGISTRY_AUTH_FILE=f", "HF_ENDPOINT=http://h", "MINIO_ROOT_PASSWORD=x", "HOME=/root", "NOTIFY_SOCKET=/run/n", "HBMFS_DAEMON=1", "HBMFS_OTHER=1",
+		"AWS_SOMETHING_NEW=x", "HF_TOKEN=x", "GOOGLE_APPLICATION_CREDENTIALS=f", "CLOUDSDK_CONFIG=d", "GCE_METADATA_HOST=h", "HF_HOME=/h", "HF_HUB_OFFLINE=1", "HUGGING_FACE_HUB_TOKEN=x", "XDG_CACHE_HOME=/c", "XDG_CONFIG_HOME=/c", "XDG_RUNTIME_DIR=/r", "DOCKER_CONFIG=d", "DOCKER_AUTH_CONFIG=x", "REGISTRY_AUTH_FILE=f", "HF_ENDPOINT=http://h", "AZURE_TENANT_ID=t", "AZURE_STORAGE_KEY=x", "AZURE_AUTHORITY_HOST=https://h", "MINIO_ROOT_PASSWORD=x", "HOME=/root", "NOTIFY_SOCKET=/run/n", "HBMFS_DAEMON=1", "HBMFS_OTHER=1",
 	})
-	if want := []string{"PATH=/bin", "HTTPS_PROXY=p", "AWS_REGION=eu-central-1", "AWS_ENDPOINT_URL_S3=http://h", "HF_ENDPOINT=http://h", "HBMFS_OTHER=1"}; !slices.Equal(got, want) {
+	if want := []string{"PATH=/bin", "HTTPS_PROXY=p", "AWS_REGION=eu-central-1", "AWS_ENDPOINT_URL_S3=http://h", "HF_ENDPOINT=http://h", "AZURE_AUTHORITY_HOST=https://h", "HBMFS_OTHER=1"}; !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}
 	v := &nodeVolume{host: &Host{opt: Options{StateDir: "/s"}}, key: "k"}

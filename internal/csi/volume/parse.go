@@ -82,7 +82,7 @@ func options() map[string]option {
 
 // others are the attributes that are no flags.
 func others() []string {
-	return []string{"source", "authentication", "roleArn", provider, account, checkpoints, drain, kvDirectory, kvSize, kvMemory, keepFor}
+	return []string{"source", "authentication", roleARN, provider, account, client, tenant, checkpoints, drain, kvDirectory, kvSize, kvMemory, keepFor}
 }
 
 // Parse makes a want of a request. Its errors are of gRPC, name the attribute or key that is wrong, and show no secret.
@@ -236,10 +236,10 @@ func checkAddress(attribute, source, want string) error {
 	switch {
 	case u.Host == "" || scheme.Names == nil:
 		return invalid("volume attribute %s=%q: %s", attribute, u.Redacted(), want)
-	case u.User != nil && scheme.Names[0] == "az": // a container, as Hadoop writes it, or a secret
-		return invalid("volume attribute %s has a name before @: want %s", attribute, scheme.Form)
-	case u.User != nil:
+	case u.User != nil && !strings.HasPrefix(u.Scheme, "abfs"):
 		return invalid("volume attribute %s has credentials in it, where everybody sees them: put them into a secret", attribute)
+	case u.User != nil && !regexp.MustCompile(`^[a-z0-9$-]{3,63}$`).MatchString(u.User.String()): // it could be a secret
+		return invalid("volume attribute %s has something before @ that is no container: want abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PREFIX", attribute)
 	case scheme.Options == nil && u.RawQuery != "":
 		return invalid("volume attribute %s has a query, which may sign the address and would be seen by everybody: leave it out", attribute)
 	case strings.Contains(source, "#"):
@@ -304,8 +304,10 @@ func (w *Want) authenticate(r Request, values map[string]string) error {
 		return invalid("volume attribute authentication=pod is not for %s sources, which take no token of a pod: name a secret", scheme.Names[0])
 	case how == AuthPod && role == "":
 		return invalid("volume attribute authentication=pod needs %s: what the token of the pod's service account is exchanged for", scheme.Role)
-	case values[account] != "" && role == "":
+	case values[account] != "" && values[provider] == "":
 		return invalid("volume attribute %s needs %s", account, provider)
+	case (values[tenant] == "") != (values[client] == ""):
+		return invalid("volume attributes %s and %s need each other", client, tenant)
 	case how != AuthSecret && len(r.Secrets) > 0:
 		return invalid("volume attribute authentication=%s contradicts the secret that the volume names: leave one of them out", how)
 	}
@@ -314,7 +316,7 @@ func (w *Want) authenticate(r Request, values map[string]string) error {
 	case AuthSecret:
 		return w.useSecrets(r)
 	case AuthPod:
-		return w.useToken(r, scheme.Role, role, values[account])
+		return w.useToken(r, scheme.Role, values)
 	}
 	return nil
 }

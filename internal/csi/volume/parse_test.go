@@ -91,6 +91,7 @@ func TestConnectionStringOfAzure(t *testing.T) {
 }
 
 func TestParseRefuses(t *testing.T) {
+	const appID = "00000000-0000-4000-8000-00000000000a"
 	role, pool := "arn:aws:iam::1:role/r", "//iam.googleapis.com/projects/1/locations/global/workloadIdentityPools/p/providers/q"
 	for name, c := range map[string]struct {
 		r     Request
@@ -169,7 +170,17 @@ func TestParseRefuses(t *testing.T) {
 		"az, two lines":          {Request{Attributes: attributes("az://account/c"), Secrets: map[string]string{"AZURE_STORAGE_CONNECTION_STRING": "AccountKey=a\nhunter2"}}, "AZURE_STORAGE_CONNECTION_STRING white"},
 		"az, key of S3":          {Request{Attributes: attributes("az://account/c"), Secrets: keys("a", "hunter2")}, "AWS_ACCESS_KEY_ID AZURE_STORAGE_CONNECTION_STRING"},
 		"az, signed":             {Request{Attributes: attributes("az://account/c?sig=hunter2")}, "sig endpoint"},
-		"az, as Hadoop has it":   {Request{Attributes: attributes("abfs://hunter2@account.dfs.core.windows.net")}, "source az://ACCOUNT/CONTAINER/PREFIX"},
+		"az, a name":             {Request{Attributes: attributes("az://hunter2@account/c")}, "source secret"},
+		"abfs, a secret":         {Request{Attributes: attributes("abfs://hunter2==@account.dfs.core.windows.net")}, "source abfss://CONTAINER@ACCOUNT"},
+		"abfs, a password":       {Request{Attributes: attributes("abfss://data:hunter2@account.dfs.core.windows.net/p")}, "source abfss://CONTAINER@ACCOUNT"},
+		"az, role of AWS":        {Request{Attributes: attributes("az://account/c", roleARN, role)}, "roleArn az"},
+		"az, no tenant":          {Request{Attributes: attributes("az://account/c", client, appID)}, "azureClientId azureTenantId"},
+		"az, no client":          {Request{Attributes: attributes("az://account/c", tenant, "contoso.com")}, "azureClientId azureTenantId"},
+		"az, no such client":     {Request{Attributes: attributes("az://account/c", client, "reader", tenant, "contoso.com")}, "azureClientId client ID"},
+		"az, no such tenant":     {Request{Attributes: attributes("az://account/c", client, appID, tenant, "../common")}, "azureTenantId tenant domain"},
+		"az, account of Google":  {Request{Attributes: attributes("az://account/c", client, appID, tenant, "contoso.com", account, "a@b.iam.gserviceaccount.com")}, "googleServiceAccount workloadIdentityProvider"},
+		"s3, account of Google":  {Request{Attributes: attributes("s3://b", roleARN, role, account, "a@b.iam.gserviceaccount.com")}, "googleServiceAccount workloadIdentityProvider"},
+		"s3, client of Azure":    {Request{Attributes: attributes("s3://b", client, appID, tenant, "contoso.com")}, "azureClientId s3"},
 		"hub, token in it":       {Request{Attributes: attributes("hf://hunter2@org/name")}, "source secret"},
 		"backquote in a secret":  {Request{Attributes: attributes("s3://b"), Secrets: keys("a", "hunter2`")}, "AWS_SECRET_ACCESS_KEY backquote"},
 	} {

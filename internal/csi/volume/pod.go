@@ -12,10 +12,13 @@ import (
 	"github.com/hbmfs/hbmfs/internal/text/address"
 )
 
-// Attributes that say what the token of a pod is exchanged for at Google.
+// Attributes that say what the token of a pod is exchanged for.
 const (
-	provider = "workloadIdentityProvider"
-	account  = "googleServiceAccount" // that the identity acts for
+	roleARN  = "roleArn"                  // of AWS
+	provider = "workloadIdentityProvider" // of Google
+	account  = "googleServiceAccount"     // that the provider's identity acts for
+	client   = "azureClientId"            // of Entra ID: an application or a managed identity
+	tenant   = "azureTenantId"            // of Entra ID, where the client is
 )
 
 // rolesOf lists the attributes among values that are a scheme's role.
@@ -28,31 +31,44 @@ func rolesOf(values map[string]string) (names []string) {
 	return names
 }
 
-// checkRole names the mistake in a role, and the audiences of a token that is exchanged for it, the best first.
-func checkRole(name, role string) (why string, audiences []string) {
-	form, want := `^arn:`, "arn:aws:iam::ACCOUNT:role/NAME"
-	audiences = []string{"sts.amazonaws.com"}
-	if name == provider {
-		form = `^//iam\.googleapis\.com/projects/[0-9]+/locations/global/workloadIdentityPools/[a-z0-9-]+/providers/[a-z0-9-]+$`
-		want = "//iam.googleapis.com/projects/NUMBER/locations/global/workloadIdentityPools/POOL/providers/PROVIDER"
-		audiences = []string{"https:" + role, role} // the former is what a provider takes by default
+// checkForm refuses values of these attributes that are none.
+func checkForm(name, value string) error {
+	form := map[string]struct{ expression, want string }{
+		roleARN: {`^arn:`, "arn:aws:iam::ACCOUNT:role/NAME"},
+		provider: {
+			`^//iam\.googleapis\.com/projects/[0-9]+/locations/global/workloadIdentityPools/[a-z0-9-]+/providers/[a-z0-9-]+$`,
+			"//iam.googleapis.com/projects/NUMBER/locations/global/workloadIdentityPools/POOL/providers/PROVIDER",
+		},
+		account: {`^[a-z0-9-]+@[a-z0-9.-]+\.gserviceaccount\.com$`, "NAME@PROJECT.iam.gserviceaccount.com"},
+		client:  {`^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$`, "the client ID of an application or a managed identity, as in 00000000-0000-0000-0000-000000000000"},
+		tenant:  {`^[0-9A-Za-z][0-9A-Za-z.-]*$`, "the ID or the domain of a tenant of Entra ID"},
+	}[name]
+	if !regexp.MustCompile(form.expression).MatchString(value) {
+		return invalid("volume attribute %s=%q: want %s", name, value, form.want)
 	}
-	if !regexp.MustCompile(form).MatchString(role) {
-		return "want " + want, nil
+	return nil
+}
+
+// audiencesOf lists the audiences of a token that is exchanged for a role, the best first.
+func audiencesOf(name, role string) []string {
+	switch name {
+	case provider:
+		return []string{"https:" + role, role} // the former is what a provider takes by default
+	case client:
+		return []string{"api://AzureADTokenExchange"}
 	}
-	return "", audiences
+	return []string{"sts.amazonaws.com"}
 }
 
 // useToken has the daemon take a role with the token of the pod's service account.
-func (w *Want) useToken(r Request, name, role, actsFor string) error {
-	why, audiences := checkRole(name, role)
-	if why != "" {
-		return invalid("volume attribute %s=%q: %s", name, role, why)
+func (w *Want) useToken(r Request, name string, values map[string]string) error {
+	for _, n := range []string{name, account, tenant} {
+		if err := checkForm(n, values[n]); err != nil && values[n] != "" {
+			return err
+		}
 	}
-	if actsFor != "" && !regexp.MustCompile(`^[a-z0-9-]+@[a-z0-9.-]+\.gserviceaccount\.com$`).MatchString(actsFor) {
-		return invalid("volume attribute %s=%q: want NAME@PROJECT.iam.gserviceaccount.com", account, actsFor)
-	}
-	w.Role, w.Account = role, actsFor
+	w.Role, w.Account, w.Tenant = values[name], values[account], values[tenant]
+	audiences := audiencesOf(name, w.Role)
 	if r.Staging { // no pod yet
 		return nil
 	}

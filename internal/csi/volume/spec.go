@@ -23,7 +23,7 @@ import (
 const (
 	AuthAnonymous = "anonymous"
 	AuthSecret    = "secret" // access keys from a Kubernetes secret
-	AuthPod       = "pod"    // a role, or an identity at Google, with the token of the pod's service account
+	AuthPod       = "pod"    // a role of AWS, or an identity at Google or Azure, with the token of the pod's service account
 )
 
 // Spec has the arguments of a daemon, without secrets.
@@ -33,6 +33,7 @@ type Spec struct {
 	Auth     string   `json:"auth"`
 	Role     string   `json:"role_arn,omitempty"` // for AuthPod: what [address.Scheme.Role] says
 	Account  string   `json:"account,omitempty"`  // of Google, that the identity acts for; "" for none
+	Tenant   string   `json:"tenant,omitempty"`   // of Entra ID, where Role is a client
 	Identity string   `json:"identity,omitempty"` // a hash of the credentials; "" where everybody may ask
 
 	Checkpoints bool   `json:"checkpoints,omitempty"` // Source is a directory where programs write checkpoints

@@ -46,6 +46,7 @@ func Schemes() []Scheme {
 			Help:    "credentials are found where Azure's tools find them: AZURE_STORAGE_KEY, AZURE_STORAGE_SAS_TOKEN, az login",
 			Options: []string{"endpoint"},
 			Secrets: []string{"AZURE_STORAGE_CONNECTION_STRING"}, SecretFile: "AZURE_STORAGE_CONNECTION_STRING_FILE", CheckSecret: checkAzure,
+			Role: "azureClientId",
 		},
 		{
 			Names: []string{"hf"}, Form: "hf://ORG/NAME",

@@ -20,10 +20,12 @@ const (
 	item   = `{"kind": "storage#object", "bucket": "bench", "name": "object.bin", "size": "%d", "generation": "1", "updated": "2026-01-01T00:00:00Z"}`
 )
 
-// cloud has the server answer for its file as S3, Google Cloud Storage, and a Hub with its storage do.
+// cloud has the server answer for its file as S3, Google Cloud Storage, Azure, a registry, and a Hub with its storage do.
 func (s *server) cloud(size int64, sha256 string) {
 	texts := map[string]string{
 		"/bench/":                                fmt.Sprintf(`<ListBucketResult><Contents><Key>object.bin</Key><Size>%d</Size><ETag>"1"</ETag><LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents></ListBucketResult>`, size),
+		"/bench":                                 fmt.Sprintf(`<EnumerationResults><Blobs><Blob><Name>object.bin</Name><Properties><Etag>1</Etag><Content-Length>%d</Content-Length></Properties></Blob></Blobs></EnumerationResults>`, size),
+		"/v2/org/name/manifests/v1":              fmt.Sprintf(`{"schemaVersion": 2, "layers": [{"mediaType": "application/octet-stream", "digest": "sha256:%s", "size": %d, "annotations": {"org.opencontainers.image.title": "object.bin"}}]}`, sha256, size),
 		"/storage/v1/b/bench/o":                  fmt.Sprintf(`{"kind": "storage#objects", "items": [`+item+`]}`, size),
 		"/storage/v1/b/bench/o/object.bin":       fmt.Sprintf(item, size),
 		"/api/models/org/name/revision/main":     `{"sha": "` + commit + `"}`,
@@ -52,8 +54,8 @@ func (s *server) cloud(size int64, sha256 string) {
 	})
 }
 
-// clouds compares first reads of one object from S3, Google Cloud Storage and a Hub, and what Python's own clients of the latter two need to
-// download it. All servers are one fake, which is far away. The last row is a mount of the directory, for its memory.
+// clouds compares first reads of one object from S3, Google Cloud Storage, Azure, a registry and a Hub, and what Python's own clients of Google's and
+// the Hub need to download it. All servers are one fake, which is far away. The last row is a mount of the directory, for its memory.
 func (b *bench) clouds(ctx context.Context, python string, rounds int) error {
 	object := filepath.Join(b.work, "object.bin")
 	f, err := os.Open(object)
@@ -70,6 +72,8 @@ func (b *bench) clouds(ctx context.Context, python string, rounds int) error {
 	list := []entrant{
 		b.mounted("hbmfs, s3://", "s3://bench/?region=us-east-1&anonymous=true&endpoint="+url),
 		b.mounted("hbmfs, gs://", "gs://bench/?anonymous=true&endpoint="+url),
+		b.mounted("hbmfs, az://", "az://account/bench/?anonymous=true&endpoint="+url),
+		b.mounted("hbmfs, oci://", "oci://registry.test/org/name:v1?anonymous=true&endpoint="+url),
 		b.mounted("hbmfs, hf://", "hf://org/name?anonymous=true&endpoint="+url),
 		b.python("huggingface_hub", python, "HF_ENDPOINT="+url, `import huggingface_hub
 get = lambda dir: huggingface_hub.hf_hub_download("org/name", "object.bin", cache_dir=dir)`),

@@ -10,7 +10,7 @@
 // With --rivals and --random the server is versitygw, behind a proxy that waits and limits, and hbmfs reads it beside
 // rclone and s3fs: one object in sequence, or samples of 10 GiB at random, the latter also with a plan.
 //
-// With --clouds the server answers as S3, Google Cloud Storage and a Hub do, and hbmfs reads it beside huggingface_hub and gcsfs.
+// With --clouds the server answers as S3, Google Cloud Storage, Azure, a registry and a Hub do, and hbmfs reads it beside huggingface_hub and gcsfs.
 //
 // With --decode the source is a local directory of compressed shards, read through a mount that decodes them, beside
 // the library that decodes.
@@ -54,7 +54,7 @@ func run(ctx context.Context) (err error) {
 	rivals := pflag.Bool("rivals", false, "compare with rclone and s3fs")
 	random := pflag.Bool("random", false, "compare random reads with rclone's")
 	rclonePath := pflag.String("rclone", "rclone", "the rclone to compare with")
-	clouds := pflag.Bool("clouds", false, "compare s3://, gs:// and hf:// with huggingface_hub and gcsfs")
+	clouds := pflag.Bool("clouds", false, "compare s3://, gs://, az://, oci:// and hf:// with huggingface_hub and gcsfs")
 	python := pflag.String("python", "python3", "with --clouds: the Python that has huggingface_hub and gcsfs")
 	all := pflag.Bool("all", false, "with --random: also rclone with 16 streams of 4 MiB, which takes minutes a round")
 	decode := pflag.Bool("decode", false, "compare compressed shards through the mount with the library that decodes them")
