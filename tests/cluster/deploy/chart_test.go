@@ -140,13 +140,13 @@ func TestPodSecurity(t *testing.T) {
 	k8scheck := given(t, "HBMFS_K8SCHECK")
 	examples := files(t, deploy("examples", "*.yaml"))
 	said := output(t, true, k8scheck, append([]string{"security", "restricted"}, examples...)...)
-	for _, pod := range []string{"Pod reader-of-a-directory", "Pod reader-with-a-role", "Pod reader", "Job save", "Pod reader-of-checkpoints", "Deployment serve", "Pod serve-alone", "Job train", "Job pack", "Job pack-join"} {
+	for _, pod := range []string{"Pod reader-of-a-directory", "Pod reader-with-a-role", "Pod reader", "Job save", "Pod reader-of-checkpoints", "Deployment serve", "Deployment llama", "Pod serve-alone", "Job train", "Job pack", "Job pack-join"} {
 		if !strings.Contains(said, pod+": restricted: admitted\n") {
 			t.Errorf("%s is not admitted:\n%s", pod, said)
 		}
 	}
 	// libcufile wants udev's database of the node; that is all.
-	if !strings.Contains(said, "Pod check: restricted: forbidden: restricted volume types\n") || strings.Count(said, "\n") != 11 {
+	if !strings.Contains(said, "Pod check: restricted: forbidden: restricted volume types\n") || strings.Count(said, "\n") != 12 {
 		t.Errorf("other pods, or other reasons:\n%s", said)
 	}
 	manifest := deploy("kubernetes", "hbmfs.yaml")
