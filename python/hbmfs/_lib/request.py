@@ -72,8 +72,8 @@ class Request(Generic[T]):
         end = None if timeout is None else time.monotonic() + seconds(timeout)
         try:
             while self._handle.value:
-                left = _SLICE if end is None else min(end - time.monotonic(), _SLICE)
-                if self._look(left if left > 0 else 0) == TIMEOUT and left <= 0:
+                left = _SLICE if end is None else end - time.monotonic()
+                if self._look(max(0.0, min(left, _SLICE))) == TIMEOUT and left <= 0:
                     break
         except BaseException:
             self._cancel(_PATIENCE)
@@ -130,5 +130,4 @@ class Request(Generic[T]):
         return True
 
     def __del__(self) -> None:
-        if self._handle.value:
-            unheard("a request", self._end, _PATIENCE)
+        unheard("a request", self._end, _PATIENCE)

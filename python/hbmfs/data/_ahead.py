@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import _thread
+import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -24,17 +24,12 @@ def begun(call: Callable[..., T], *arguments: Any) -> Callable[[], T]:
             results.append(call(*arguments))
         except BaseException as err:  # noqa: BLE001 (raised by the thread that waits)
             errors.append(err)
-        finally:
-            running.release()
 
-    running = _thread.allocate_lock()
-    running.acquire()
-    _thread.start_new_thread(run, ())  # Thread.start() would wait until the thread runs
+    thread = threading.Thread(target=run, name="hbmfs-plan", daemon=True)
+    thread.start()
 
     def result() -> T:
-        if not library().forked:
-            with running:
-                pass
+        thread.join()
         if errors:
             raise errors[0]
         return results[0] if results else call(*arguments)  # a fork ended the thread

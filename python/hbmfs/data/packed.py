@@ -259,11 +259,7 @@ class PackedStream(Stream["Packed[A]"], Generic[A]):
     def _batches(self, firsts: Ints, rows: int) -> Callable[[], list[Batch]]:
         self._forget()
         self._reach(int(firsts[-1]) + rows if rows else 0)
-        return begun(self._planned, list(self._known), firsts, rows)
-
-    def _planned(self, windows: list[_Window], firsts: Ints, rows: int) -> list[Batch]:
-        """The batches of so many samples from these positions on."""
-        made = list[Batch]()
+        windows, made = list(self._known), list[Batch]()
         while len(made) < len(firsts):
             first = int(firsts[len(made)]) if rows else windows[0].first
             window = next((w for w in windows if w.first <= first and first + rows <= w.end), None)
@@ -272,7 +268,7 @@ class PackedStream(Stream["Packed[A]"], Generic[A]):
             else:
                 of_window = firsts[len(made) : np.searchsorted(firsts, window.end - rows, side="right")]
                 made += window.batches(of_window, rows, self.seq_len, self.pad)
-        return made
+        return lambda: made
 
     def _batch(self, windows: list[_Window], first: int, rows: int) -> Batch:
         """The samples from a position on."""
