@@ -19,6 +19,14 @@ import (
 	"github.com/hbmfs/hbmfs/internal/text/address"
 )
 
+// said is a source as it was given, but for an address what the mount calls it: without secrets, and pinned.
+func said(source string, opt fs.Options) string {
+	if address.IsRemote(source) {
+		return opt.Source
+	}
+	return source
+}
+
 // serve mounts, reports that the mount is ready, and stays until it is unmounted.
 func (m *Mount) serve(ctx context.Context, life *handover.Life, report *ready.Report) error {
 	out, closeLog, err := m.openLog()
@@ -70,10 +78,7 @@ func (m *Mount) serve(ctx context.Context, life *handover.Life, report *ready.Re
 	defer mount.Hold(ctx, &m.places, &m.selected, from.state())()
 	bytes := from.listing.Bytes()
 	span.Int("files", int64(len(from.listing.Objects))).Int("bytes", bytes).End("")
-	source := m.Source
-	if address.IsRemote(source) {
-		source = opt.Source // which has no secret
-	}
+	source := said(m.Source, opt)
 	opt.Log.Info("mounted", "source", source, "files", len(from.listing.Objects), "bytes", bytes, "seconds", time.Since(began).Seconds(), "version", opt.Version)
 	report.Ready(fmt.Sprintf("%s is mounted on %s: %s, in %.2f s", source, m.Point, from.what(), time.Since(began).Seconds()))
 	if !m.Foreground {
