@@ -211,6 +211,9 @@ func newBounded(body []byte) *bounded {
 func (s *bounded) Token() (xml.Token, error) {
 	s.token.N = mostToken
 	t, err := s.RawToken()
+	if err != nil && s.token.N == 0 {
+		return nil, fmt.Errorf("%w: an element of the server's listing has more than %d bytes", fs.ErrInvalid, mostToken)
+	}
 	switch t.(type) {
 	case xml.StartElement:
 		s.depth++
