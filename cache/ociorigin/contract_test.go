@@ -34,7 +34,7 @@ func TestLayersKeepTheContract(t *testing.T) {
 	names := []string{"with space", "ümlaut", "semi;colon", "q?x=1", "hash#1", "plus+and&", "100%", "a%2Fb", "star*(1)'!"}
 	fixture := func(t *testing.T, redirects bool, put func(r *oci.Registry, name string, data []byte, removed bool)) origintest.Fixture {
 		r := oci.New(t)
-		r.Redirects = redirects
+		r.Set(func() { r.Redirects = redirects })
 		return origintest.Fixture{
 			Keeps: true, Names: names,
 			Open:   func(t testing.TB) origintest.Subject { return open(t, r.Source("org/model:v1"), fetch.Options{}) },

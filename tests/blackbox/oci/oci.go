@@ -24,7 +24,7 @@ import (
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
-// Registry is a server of repositories. Fields are set before the first request, or under Set.
+// Registry is a server of repositories. Set changes its fields.
 type Registry struct {
 	*httptest.Server
 	Storage *httptest.Server // has the bytes of blobs, where Redirects is set

@@ -71,7 +71,7 @@ func pushModelPack(t testing.TB, r *oci.Registry, tag string, files map[string][
 func TestModelPack(t *testing.T) {
 	blackbox.NeedFUSE(t)
 	r, files := oci.New(t), model(t)
-	r.Redirects = true
+	r.Set(func() { r.Redirects = true })
 	files["docs/README.md"] = []byte("# Model")
 	pushed := pushModelPack(t, r, "v1", files)
 	source, cached := r.Source(repo+":v1"), suite.NewDir(t)
@@ -167,7 +167,7 @@ func TestLogins(t *testing.T) {
 	r := oci.New(t)
 	pushModelPack(t, r, "v1", map[string][]byte{"a.safetensors": []byte("data")})
 	const user, password = "user", "password-secret"
-	r.Login = user + ":" + password
+	r.Set(func() { r.Login = user + ":" + password })
 	auths := fmt.Sprintf(`{"auths":{%q:{"username":%q,"password":%q}}}`, r.Host(), user, password)
 	helpers := suite.NewDir(t)
 	must(t, os.WriteFile(filepath.Join(helpers, "docker-credential-test"), fmt.Appendf(nil, "#!/bin/sh\necho '{\"Username\":%q,\"Secret\":%q}'\n", user, password), 0o700))

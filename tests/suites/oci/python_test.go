@@ -18,7 +18,7 @@ func TestWeightsOfARegistry(t *testing.T) {
 		t.Skip("HBMFS_PYTHON names no Python with hbmfs's needs: make test makes one")
 	}
 	r, files := oci.New(t), model(t)
-	r.Redirects = true
+	r.Set(func() { r.Redirects = true })
 	pushModelPack(t, r, "v1", files)
 	m := mount(t, r.Source(repo+":v1"), "--cache-dir", suite.NewDir(t))
 	cmd := exec.CommandContext(t.Context(), python, "-c", `import sys, hbmfs
