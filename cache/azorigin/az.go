@@ -214,7 +214,8 @@ func said(res *http.Response, k *tokens.Token) (text, code string) {
 func (o *Container) explain(k *tokens.Token, res *http.Response) error {
 	text, reason := said(res, k)
 	code := res.StatusCode
-	unknown := code == http.StatusUnauthorized || code == http.StatusForbidden && strings.Contains(text, "failed to authenticate") // Azurite has another code
+	unknown := code == http.StatusUnauthorized ||
+		code == http.StatusForbidden && (reason == "AuthenticationFailed" || strings.Contains(text, "failed to authenticate")) // Azurite has another code
 	switch {
 	case unknown && o.tokens.Refused(k):
 		return fmt.Errorf("the credentials have ended or were replaced (%s)", text)
