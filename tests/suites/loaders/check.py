@@ -149,8 +149,8 @@ def view_checks(expect):
     for name, entry in expect.items():
         if entry["reader"] == "megatron-pieces":
             yield {"reader": "document.bin + document.idx", "dataset": name, "run": pieces_view(name, entry)}
-        # LitData's rows in Arrow's format have no fields, and its tokens no trees.
-        if entry["format"] in FIELDS and entry.get("view", True) and "block_size" not in entry and name != "litdata-arrow":
+        # Compressed chunks and LitData's rows in Arrow's format have no fields, and its tokens no trees.
+        if entry["format"] in FIELDS and entry.get("view", True) and "block_size" not in entry and name not in ("litdata-arrow", "litdata-zstd"):
             yield {"reader": "fields", "dataset": name, "run": fields_view(name, entry)}
         if not entry["dtype"] or not entry.get("view", True):
             continue
