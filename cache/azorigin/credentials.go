@@ -209,7 +209,7 @@ func (a *asker) RoundTrip(q *http.Request) (*http.Response, error) {
 func (a *asker) entra(ctx context.Context) (*tokens.Token, error) {
 	w := &tokens.Witness{RoundTripper: a, Remedy: remedy, Pass: true}
 	options := policy.ClientOptions{Transport: w.Client(), Retry: policy.RetryOptions{MaxRetries: -1}, Telemetry: policy.TelemetryOptions{Disabled: true}}
-	// The authority is Microsoft's, or the one that the operator names: nobody has to confirm it.
+	// Without discovery, azidentity does not ask Microsoft to confirm an authority that the operator names.
 	chain, err := azidentity.NewDefaultAzureCredential(&azidentity.DefaultAzureCredentialOptions{ClientOptions: options, DisableInstanceDiscovery: true})
 	if err != nil {
 		return nil, tokens.NoCredentialsf("%s", fetch.Said(err.Error()))
@@ -250,7 +250,7 @@ func (a *asker) failed(w *tokens.Witness, err error) (*tokens.Token, error) {
 	return tokens.Without("no credentials were found: neither a key nor a shared access signature in the environment, nor any that Azure's tools use (%s)", why), nil
 }
 
-// reasons gives what each member of the chain says, in one line, of those that have more to say than that nobody set them up.
+// reasons joins the errors of the chain's members in one line. Members that were not set up are left out.
 func reasons(err error) string {
 	var lines []string
 	for line := range strings.Lines(err.Error()) {

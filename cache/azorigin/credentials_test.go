@@ -138,7 +138,7 @@ func TestKindsOfCredentials(t *testing.T) {
 	for name, c := range map[string]struct {
 		env     map[string]string
 		allowed func(r *http.Request) bool
-		saw     map[string]string // of what Entra ID is asked
+		saw     map[string]string // fields of the request to Entra ID
 	}{
 		"key":                     {map[string]string{keyVariable: secretKey}, byKey, nil},
 		"key, another name":       {map[string]string{keyVariable2: secretKey}, byKey, nil},

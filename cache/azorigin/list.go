@@ -94,24 +94,8 @@ type page struct {
 
 // List lists the objects below the prefix, the directories side by side. The prefix may also name one object.
 func (o *Container) List(ctx context.Context) (*cache.Listing, error) {
-	if p := o.source.Prefix; p != "" && !strings.HasSuffix(p, "/") {
-		obj, err := o.one(ctx, p)
-		if err != nil {
-			return nil, fmt.Errorf("list %s: %w", o, err)
-		}
-		if obj != nil {
-			return cache.RemoteListing([]*layout.Object{obj}), nil
-		}
-	}
 	w := walk{o, o.NewListing()}
-	objects, err := fetch.Walk(ctx, o.source.dir, w.dir)
-	if err != nil {
-		return nil, fmt.Errorf("list %s: %w", o, err)
-	}
-	if len(objects) == 0 {
-		return nil, fmt.Errorf("list %s: no object is there: %w", o, fs.ErrNotExist)
-	}
-	return cache.RemoteListing(objects), nil
+	return fetch.List(ctx, o, o.source.Prefix, o.source.dir, o.one, w.dir)
 }
 
 // one looks for an object whose name is the whole prefix, nil if there is none, or none that may be seen.

@@ -5,14 +5,38 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"io/fs"
+	"strings"
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
 // listers is how many directories are listed at once.
 const listers = 32
+
+// List lists the objects of a store below a prefix in the directory root, or the one object that the prefix names: one looks for it, nil if there is none.
+func List(ctx context.Context, store fmt.Stringer, prefix, root string, one func(ctx context.Context, name string) (*layout.Object, error),
+	list func(ctx context.Context, dir string) (objects []*layout.Object, below []string, err error)) (*cache.Listing, error) {
+	if prefix != "" && !strings.HasSuffix(prefix, "/") {
+		obj, err := one(ctx, prefix)
+		if err != nil {
+			return nil, fmt.Errorf("list %s: %w", store, err)
+		}
+		if obj != nil {
+			return cache.RemoteListing([]*layout.Object{obj}), nil
+		}
+	}
+	objects, err := Walk(ctx, root, list)
+	if err != nil {
+		return nil, fmt.Errorf("list %s: %w", store, err)
+	}
+	if len(objects) == 0 {
+		return nil, fmt.Errorf("list %s: no object is there: %w", store, fs.ErrNotExist)
+	}
+	return cache.RemoteListing(objects), nil
+}
 
 // Walk lists a directory of a store that lists by prefix, and the directories below it side by side. list gives the objects
 // of one directory, and the directories in it by the names that it takes.

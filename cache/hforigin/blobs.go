@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -97,11 +98,14 @@ func (b *blobs) find(obj *layout.Object) *blob {
 }
 
 func (b *blob) open() (*os.File, os.FileInfo, error) {
-	f, err := os.Open(b.name)
+	f, err := os.OpenFile(b.name, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a FIFO in its place would wait for a writer
 	if err != nil {
 		return nil, nil, err
 	}
 	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = fs.ErrInvalid
+	}
 	if err != nil {
 		_ = f.Close() // opened for reading
 	}

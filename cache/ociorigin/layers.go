@@ -371,7 +371,10 @@ func (a *ahead) ReadAt(ctx context.Context, o *layout.Object, p []byte, off int6
 				want = min(2*last, mostAhead)
 			}
 			window := make([]byte, min(want, o.Size-at))
-			if _, err := a.from.ReadAt(ctx, o, window, at); err != nil && !errors.Is(err, io.EOF) {
+			if got, err := a.from.ReadAt(ctx, o, window, at); got < len(window) {
+				if err == nil || errors.Is(err, io.EOF) { // which would be the archive's end
+					err = io.ErrUnexpectedEOF
+				}
 				return n, err
 			}
 			a.window, a.at = window, at
