@@ -25,7 +25,7 @@ func VersionHash(version string, size int64) hash.Hash {
 	_, want, _ := strings.Cut(version, ":")
 	want, _, _ = strings.Cut(want, " ")
 	h := hashOf(version, size)
-	if h == nil || len(want) != hex.EncodedLen(h.Size()) {
+	if h == nil || len(want) != hex.EncodedLen(h.Size()) || strings.Trim(want, "0123456789abcdef") != "" {
 		return nil
 	}
 	return h
