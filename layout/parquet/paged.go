@@ -85,12 +85,14 @@ func (c *Column) promised(g *PagedGroup) int64 {
 	switch {
 	case present < 0 || c.maxRep == 0 && g.chunk.values != g.Rows:
 		return -1
-	case c.Bytes && (g.chunk.size < MaxPage || g.chunk.encodings&(1<<encPlainDictionary|1<<encRLEDictionary) == 0):
-		return max(g.chunk.size, -1)
-	case c.Bytes: // few bytes may make a page that is too large
+	case !c.Bytes:
+		return present
+	case g.chunk.encodings&(1<<encDeltaBytes) != 0: // pyarrow 22 counts less where there are nulls
+		return -1
+	case g.chunk.size >= MaxPage && g.chunk.encodings&(1<<encPlainDictionary|1<<encRLEDictionary) != 0: // few bytes may make a page that is too large
 		return -1
 	}
-	return present
+	return max(g.chunk.size, -1)
 }
 
 // present returns how many values of a chunk are no nulls, as its statistics say, or -1.
