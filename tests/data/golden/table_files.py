@@ -79,7 +79,7 @@ def parquet_images(out):
     r = np.random.default_rng(76)
     images = [{"bytes": r.bytes([1500, 0, 9000, 40][i % 4]), "path": f"{i}.jpg" if i % 3 else None} for i in range(17)]
     columns = {"image": images, "label": list(range(17)), "latent": r.random((17, 6)).astype("f2").tolist(), "score": [None if i == 5 else i / 2 for i in range(17)]}
-    types = {"image": datasets.Image(), "label": datasets.Value("int64"), "latent": datasets.List(datasets.Value("float16"), 6), "score": datasets.Value("float32")}
+    types = {"image": datasets.Image(decode=False), "label": datasets.Value("int64"), "latent": datasets.List(datasets.Value("float16"), 6), "score": datasets.Value("float32")}
     whole = datasets.Dataset.from_dict(columns, features=datasets.Features(types))
     whole.to_parquet(str(out / "train-00000-of-00003.parquet"), batch_size=7)
     table = pa.concat_tables([whole.data.table.slice(0, 9), whole.data.table.slice(3, 1)])
