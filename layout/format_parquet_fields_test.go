@@ -154,7 +154,7 @@ func TestParquetStatisticsThatLie(t *testing.T) {
 	}
 	for i := range f.Columns {
 		x := &parquetShard{object: o, volume: v}
-		if parquetForm(&f.Columns[i]).dtype == DTypeUnknown {
+		if parquetForm(&f.Columns[i], form{}).dtype == DTypeUnknown {
 			continue
 		}
 		if err := x.open(t.Context(), f, i, newPieces()); err != nil {
@@ -222,4 +222,38 @@ func parquetPlain(values int, page []byte) []byte {
 	data = append(data, footer...)
 	data = binary.LittleEndian.AppendUint32(data, uint32(len(footer)))
 	return append(data, parquet.Magic...)
+}
+
+// Arrow's schema says that each row has 2 elements. There are 200 in 100 rows, of other lengths: the column is ragged, or not read.
+func TestParquetRowsOfOtherLengths(t *testing.T) {
+	for name, walked := range map[string]bool{"plain": true, "dictionary": false} {
+		o := Bytes("a.parquet", parquetFixture(t, name))
+		v := &Volume{headers: newHeaderBudget(), decoded: newKept()}
+		f, err := parquetOpen(t.Context(), v, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		at := slices.IndexFunc(f.Columns, func(c parquet.Column) bool { return c.Field == "input_ids" })
+		pairs := form{dtype: I32, shape: []int64{2}}
+		of := &field{form: parquetForm(&f.Columns[at], pairs)}
+		if err := of.findParquet(t.Context(), f, at, &parquetShard{object: o, volume: v}, newPieces()); err != nil || of.ragged != walked {
+			t.Fatalf("%s: ragged %v, %v", name, of.ragged, err)
+		}
+		if _, err := of.values.ReadAt(t.Context(), make([]byte, 8), 0); (err == nil) != walked || err != nil && !strings.Contains(err.Error(), `"a.parquet": column "input_ids.list.element": its rows have different lengths`) {
+			t.Errorf("%s: %v", name, err)
+		}
+		wide := parquetForm(&f.Columns[at], form{dtype: I64, shape: []int64{2}})
+		if !wide.ragged || wide.dtype != I32 {
+			t.Errorf("%s: a schema of another type gives %+v", name, wide)
+		}
+	}
+}
+
+func TestParquetShapes(t *testing.T) {
+	for i := range 3 {
+		f, o, err := parquetOf(t, golden(t, "parquet-images")[fmt.Sprintf("train-%05d-of-00003.parquet", i)], "latent", 10)
+		if err != nil || f.ragged || !slices.Equal(f.shape, []int64{6}) || f.dtype != F16 {
+			t.Errorf("%s: %+v, %v", o.Name, f, err)
+		}
+	}
 }

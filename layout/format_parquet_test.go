@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -238,6 +239,10 @@ func FuzzParquet(f *testing.F) {
 		good = append(good, parquetFixture(f, name))
 		f.Add(i, 100, []byte{0xff})
 		f.Add(i, len(good[i])-20, []byte{0xff, 0xff, 0xff, 0xff, 0x0f})
+	}
+	for i := range 3 {
+		good = append(good, golden(f, "parquet-images")[fmt.Sprintf("train-%05d-of-00003.parquet", i)])
+		f.Add(len(good)-1, 100, []byte{0xff})
 	}
 	f.Fuzz(func(t *testing.T, file, at int, change []byte) {
 		data := bytes.Clone(good[uint(file)%uint(len(good))])

@@ -14,6 +14,7 @@ import (
 type parquetShard struct {
 	object *Object
 	volume *Volume
+	each   int64 // how many elements each row has to have, 0 for any number
 
 	// Set by open.
 	column *parquet.Paged
@@ -51,7 +52,7 @@ func (x *parquetShard) open(ctx context.Context, f *parquet.File, index int, lef
 	if err := c.Readable(); err != nil {
 		return err
 	}
-	c.Hold = x.volume.headers.take
+	c.Hold, c.Each = x.volume.headers.take, x.each
 	x.column, x.texts, x.item = c, f.Columns[index].Bytes, f.Columns[index].Width()
 	x.rows, x.tokens = []int64{0}, []int64{0}
 	x.all = computed(0, int(x.item), x.fill)

@@ -7,6 +7,7 @@
 package parquet
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -47,6 +48,7 @@ type File struct {
 	Rows    int64
 	Columns []Column // the leaves
 	Groups  []Group
+	Arrow   []byte // the schema that an Arrow library wrote beside that of Parquet, in base64; nil for none
 
 	r    io.ReaderAt
 	size int64
@@ -148,6 +150,8 @@ func (f *File) parse(footer []byte) error {
 			f.Rows = t.number(kind)
 		case 4:
 			t.list(kind, func(kind byte) { f.Groups = append(f.Groups, readGroup(t, kind)) })
+		case 5:
+			t.list(kind, func(kind byte) { f.readNote(t, kind) })
 		default:
 			return false
 		}
@@ -211,6 +215,25 @@ func (f *File) check() error {
 		return fmt.Errorf("%w: its row groups have %d rows, the file %d", ErrBroken, rows, f.Rows)
 	}
 	return nil
+}
+
+// readNote reads a key and a value that writers put into the footer.
+func (f *File) readNote(t *thrift, kind byte) {
+	var key, value []byte
+	t.fields(kind, func(id int, kind byte) bool {
+		switch id {
+		case 1:
+			key = t.bytes(kind)
+		case 2:
+			value = t.bytes(kind)
+		default:
+			return false
+		}
+		return true
+	})
+	if string(key) == "ARROW:schema" {
+		f.Arrow = bytes.Clone(value)
+	}
 }
 
 func readElement(t *thrift, kind byte) element {

@@ -218,6 +218,9 @@ func (v *values) lists(h *pageHeader, reps, defs *hybrid, begin func(value int64
 			case rep[i] > maxRep || def[i] > maxDef:
 				return 0, 0, v.broken("the levels of a page are cut off or too large")
 			case rep[i] == 0:
+				if v.every > 0 && v.present+present != (v.rows+rows)*v.every {
+					return 0, 0, v.uneven()
+				}
 				rows++
 				if begin != nil {
 					begin(present)
@@ -234,6 +237,9 @@ func (v *values) lists(h *pageHeader, reps, defs *hybrid, begin func(value int64
 		}
 	}
 	v.rows += rows
+	v.present += present
 	v.seen += h.values
 	return rows, present, nil
 }
+
+func (v *values) uneven() error { return fmt.Errorf("column %q: %w", v.column.Name(), ErrUneven) }

@@ -19,12 +19,16 @@ const (
 // ErrHoles says that lists have elements that are null: a sequence of elements has no place for them.
 var ErrHoles = errors.New("lists of it have elements that are null")
 
+// ErrUneven says that a row has another number of elements than each has to have.
+var ErrUneven = errors.New("its rows have different lengths")
+
 // Paged is a column whose rows are elements in sequence: lists of numbers, one number, or the bytes of a text. A null has none. It
 // keeps nothing else of its file: its pages are found by [Paged.Pages], and read in any order.
 type Paged struct {
 	Groups []PagedGroup
 	// Hold, if set, waits until so many bytes may be used for a large page whose elements are counted.
 	Hold   func(ctx context.Context, n int64) (release func(), err error)
+	Each   int64 // how many elements each row has to have, 0 for any number
 	column Column
 }
 
@@ -173,6 +177,7 @@ func (c *Paged) Pages(ctx context.Context, r io.ReaderAt, group int) ([]Page, er
 	}
 	r = cancelReaderAt{ctx, r}
 	v := c.values(group)
+	v.every = c.Each
 	var out []Page
 	elements, dictionary := int64(0), int64(0)
 	for at, end := g.chunk.start, g.chunk.start+g.chunk.bytes; at < end; {
@@ -206,6 +211,8 @@ func (c *Paged) Pages(ctx context.Context, r io.ReaderAt, group int) ([]Page, er
 	switch {
 	case v.rows != g.Rows || v.seen != v.max:
 		return nil, v.broken("it has %d values in %d rows, its row group %d in %d", v.seen, v.rows, v.max, g.Rows)
+	case c.Each > 0 && v.present != v.rows*c.Each:
+		return nil, v.uneven()
 	case g.Elements >= 0 && elements != g.Elements:
 		return nil, v.broken("it has %d elements in a row group, whose statistics say %d", elements, g.Elements)
 	}

@@ -64,7 +64,10 @@ type values struct {
 	*pages
 	max, seen, rows int64
 	dictionary      *decoded
-	dictionaryBytes int64 // that reading it takes, of a column that is read by pages
+
+	// Of a column that is read by pages: the bytes that reading its dictionary takes, its values that are no nulls until now, and how many
+	// of them each row has to have.
+	dictionaryBytes, present, every int64
 }
 
 // decoded are values without their nulls.

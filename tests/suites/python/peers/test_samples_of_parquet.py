@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-ROWS = 200
+ROWS = 120
 OPTIONS = {
     "plain": {"compression": "none", "use_dictionary": False},
     "plain-pages": {"compression": "none", "use_dictionary": False, "data_page_size": 4096, "write_batch_size": 7, "row_group_size": 90},
@@ -67,6 +67,7 @@ def table(seed, rows=ROWS):
             "holey": pa.array(some(lambda: r.bytes(3)), pa.binary(3)),
             "ids": pa.array(some(lambda: r.integers(0, 9, r.integers(6)).tolist()), pa.list_(pa.int32())),
             "latent": pa.array([r.random(12).astype(np.float16) for _ in range(rows)], pa.list_(pa.float16(), 12)),
+            "square": pa.array([[[i, 1], [2, 3]] for i in range(rows)], pa.list_(pa.list_(pa.int32(), 2), 2)),
             "boxes": pa.array(some(lambda: [r.bytes(4) for _ in range(r.integers(3))]), pa.list_(pa.binary(4))),
             "points": pa.array(some(lambda: [{"x": 1.5, "n": int(k)} for k in r.integers(0, 9, r.integers(3))]), pa.list_(pa.struct([("x", pa.float64()), ("n", pa.int16())]))),
         }
@@ -75,7 +76,7 @@ def table(seed, rows=ROWS):
 
 def flat(value, name=()):
     """The fields of a row as (name, bytes), with the types of the table above."""
-    types = {"maybe": "i4", "label": "i8", "small": "u1", "scale": "f4", "ids": "i4", "latent": "f2", "points.x": "f8", "points.n": "i2"}
+    types = {"maybe": "i4", "label": "i8", "small": "u1", "scale": "f4", "ids": "i4", "latent": "f2", "square": "i4", "points.x": "f8", "points.n": "i2"}
     key = ".".join(name)
     if key == "points":
         for part in ("x", "n"):
@@ -111,7 +112,7 @@ def test_values_of_pyarrow(mounted, name):
     want = wanted(sorted(data.iterdir()))
     there = mount()
     about = json.loads((there / ".hbmfs/views/fields/fields.json").read_text())["fields"]
-    assert {field["name"] for field in about if field["kind"] == "dense"} == {"label", "small", "scale", "hash"}
+    assert {field["name"] for field in about if field["kind"] == "dense"} == {"label", "small", "scale", "hash", "latent", "square"}
     with hbmfs.SampleDataset(there, tensors=False) as ds:
         check(ds, want)
         at = 0
