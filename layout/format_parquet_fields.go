@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/base64"
 	"errors"
+	"slices"
 	"sync/atomic"
 
 	"github.com/hbmfs/hbmfs/layout/parquet"
@@ -99,6 +100,7 @@ func (f *field) findParquet(ctx context.Context, file *parquet.File, column int,
 	if f.values = x.data; uneven || f.ragged {
 		x.column.Each, f.ragged, f.shape = 0, true, nil
 		f.index = &parquetIndex{wholeDocuments{file.Rows}, x, scale}
+		f.costly = slices.ContainsFunc(x.column.Groups, func(g parquet.PagedGroup) bool { return !g.Stored })
 	}
 	return nil
 }

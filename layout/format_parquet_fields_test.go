@@ -257,3 +257,19 @@ func TestParquetShapes(t *testing.T) {
 		}
 	}
 }
+
+// To list the fields costs a footer where that has statistics.
+func TestParquetFieldsAreNotDecodedToListThem(t *testing.T) {
+	data := parquetFixture(t, "dictionary")
+	origin := &countedReads{inline: data}
+	v, err := Index(t.Context(), []*Object{{Name: "a.parquet", Size: int64(len(data)), Origin: origin}}, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	origin.bytes = 0
+	fields, err := v.Sets[0].Fields(t.Context())
+	footer := 8 + int64(binary.LittleEndian.Uint32(data[len(data)-8:]))
+	if err != nil || len(fields) != 9 || origin.bytes > footer+8 {
+		t.Errorf("%d fields after %d bytes, want at most %d: %v", len(fields), origin.bytes, footer+8, err)
+	}
+}
