@@ -28,6 +28,7 @@ func TestParquetGolden(t *testing.T) {
 	for _, name := range []string{"parquet", "parquet-plain"} {
 		checkGoldenViews(t, checkGolden(t, name), name)
 	}
+	checkGolden(t, "parquet-images")
 	v := index(t, golden(t, "parquet"))
 	if err := v.Sets[0].Resolve(t.Context()); err != nil {
 		t.Fatal(err)
