@@ -19,8 +19,19 @@ const (
 	GitVersion    = "git:"    // SHA-1 of the bytes as a blob of Git
 )
 
-// VersionHash returns the hash that the bytes of an object must have: where the version says it, and nil elsewhere.
+// VersionHash returns the hash that the bytes of an object must have: where the version says it, and nil elsewhere. An object that is made of
+// another one has a longer version, and no hash.
 func VersionHash(version string, size int64) hash.Hash {
+	_, want, _ := strings.Cut(version, ":")
+	want, _, _ = strings.Cut(want, " ")
+	h := hashOf(version, size)
+	if h == nil || len(want) != hex.EncodedLen(h.Size()) || strings.Trim(want, "0123456789abcdef") != "" {
+		return nil
+	}
+	return h
+}
+
+func hashOf(version string, size int64) hash.Hash {
 	switch {
 	case strings.HasPrefix(version, SHA256Version):
 		return sha256.New()

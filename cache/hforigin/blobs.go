@@ -85,7 +85,7 @@ func (b *blobs) find(obj *layout.Object) *blob {
 	}
 	_, hash, _ := strings.Cut(obj.Version, ":")
 	one := &blob{name: filepath.Join(b.dir, hash)}
-	if info, err := os.Stat(one.name); hash != "" && err == nil && info.Mode().IsRegular() && info.Size() == obj.Size {
+	if info, err := os.Stat(one.name); layout.VersionHash(obj.Version, obj.Size) != nil && err == nil && info.Mode().IsRegular() && info.Size() == obj.Size {
 		found = one
 		b.work.Go(func() { // ends with close
 			b.turn.Lock()

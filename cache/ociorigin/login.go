@@ -1,6 +1,7 @@
 package ociorigin
 
 import (
+	"cmp"
 	"context"
 	"encoding/base64"
 	"errors"
@@ -12,6 +13,7 @@ import (
 	"net/url"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/docker/cli/cli/config"
 	"github.com/docker/cli/cli/config/types"
@@ -20,6 +22,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 
 	"github.com/hbmfs/hbmfs/cache/fetch"
+	"github.com/hbmfs/hbmfs/cache/tokens"
 )
 
 // authFile is the variable that names a file of logins, as of podman and of Kubernetes' pull secrets. Where it is set nothing else counts.
@@ -27,58 +30,41 @@ const authFile = "REGISTRY_AUTH_FILE"
 
 // login is the right to ask a registry for a repository. It is safe for concurrent use.
 type login struct {
+	*tokens.Keeper
 	server    server
 	scope     string
 	anonymous bool
 	transport http.RoundTripper
-
-	turn      chan struct{}        // has room for its user, who alone uses the fields below
-	challenge *transport.Challenge // nil before the registry was asked how it knows its clients
-	now       *grant
 }
 
-// grant is what a request carries.
-type grant struct {
-	header string // Authorization, "" for none
-	found  bool   // somebody's login was found
-}
+// Ways in which a request carries a token.
+const (
+	ofBasic  = "Basic"
+	ofBearer = "Bearer"
+)
+
+// Bounds of the seconds that a token lasts, as far as a server is believed. Docker's tools take the first where it says nothing.
+const (
+	leastToken = 60
+	mostToken  = 24 * 60 * 60
+)
 
 func newLogin(s server, repo name.Repository, anonymous bool, t http.RoundTripper) *login {
-	l := &login{server: s, scope: repo.Scope(transport.PullScope), anonymous: anonymous || s.exposed(), transport: t, turn: make(chan struct{}, 1)}
-	l.turn <- struct{}{}
+	l := &login{server: s, scope: repo.Scope(transport.PullScope), anonymous: anonymous || s.exposed(), transport: t}
+	l.Keeper = tokens.Keep(l.obtain)
 	return l
 }
 
-// get gives what a request carries. refused is what the registry has refused, nil for nothing: then there is another try.
-func (l *login) get(ctx context.Context, refused *grant) (*grant, error) {
-	select {
-	case <-l.turn:
-		defer func() { l.turn <- struct{}{} }()
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
+// obtain looks for a login, and exchanges it for a token where the registry wants one. Each time it asks the registry what it wants, which
+// may change under a mount.
+func (l *login) obtain(ctx context.Context) (*tokens.Token, error) {
+	challenge, err := transport.Ping(ctx, l.server.registry, onlyScheme{l.server.scheme, l.transport})
+	if err != nil {
+		return nil, fmt.Errorf("ask the registry %s how it knows its clients: %w", l.server.registry, judge(err))
 	}
-	if l.now != nil && l.now != refused {
-		return l.now, nil
-	}
-	g, err := l.obtain(ctx)
-	if err == nil {
-		l.now = g
-	}
-	return g, err
-}
-
-// obtain looks for a login, and exchanges it for a token where the registry wants one.
-func (l *login) obtain(ctx context.Context) (*grant, error) {
-	if l.challenge == nil {
-		c, err := transport.Ping(ctx, l.server.registry, onlyScheme{l.server.scheme, l.transport})
-		if err != nil {
-			return nil, fmt.Errorf("ask the registry %s how it knows its clients: %w", l.server.registry, judge(err))
-		}
-		l.challenge = c
-	}
-	kind := strings.ToLower(l.challenge.Scheme)
+	kind := strings.ToLower(challenge.Scheme)
 	if kind != "basic" && kind != "bearer" {
-		return &grant{}, nil
+		return tokens.Without("the registry asked for no login"), nil
 	}
 	who, err := l.resolve()
 	if err != nil {
@@ -88,46 +74,58 @@ func (l *login) obtain(ctx context.Context) (*grant, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: the login for %s: %s", fs.ErrPermission, l.server.registry, fetch.Said(err.Error()))
 	}
-	g := &grant{found: who != authn.Anonymous}
+	none := ""
+	if who == authn.Anonymous {
+		none = fmt.Sprintf("no login for %s was found", l.server.registry.RegistryStr())
+	}
+	k := tokens.Without("%s", none)
 	switch {
 	case has.RegistryToken != "":
-		g.header = "Bearer " + has.RegistryToken
-	case kind == "basic" && g.found:
-		g.header = "Basic " + base64.StdEncoding.EncodeToString([]byte(has.Username+":"+has.Password))
+		k, err = l.token(ofBearer, has.RegistryToken, time.Time{})
+	case kind == "basic" && none == "":
+		k, err = l.token(ofBasic, base64.StdEncoding.EncodeToString([]byte(has.Username+":"+has.Password)), time.Time{})
 	case kind == "bearer":
-		token, err := transport.Exchange(ctx, l.server.registry, who, l.transport, []string{l.scope}, l.challenge)
-		if err != nil {
-			return nil, l.refusal(g, err)
+		asked := time.Now()
+		given, failure := transport.Exchange(ctx, l.server.registry, who, l.transport, []string{l.scope}, challenge)
+		if failure != nil {
+			return nil, l.refusal(tokens.Without("%s", none), failure)
 		}
-		if token.Token == "" {
-			token.Token = token.AccessToken
-		}
-		g.header = "Bearer " + token.Token
+		lasts := time.Duration(min(max(given.ExpiresIn, leastToken), mostToken)) * time.Second
+		k, err = l.token(ofBearer, cmp.Or(given.Token, given.AccessToken), asked.Add(lasts))
 	}
-	if strings.ContainsFunc(g.header, func(c rune) bool { return c < ' ' || c > '~' }) {
-		return nil, fmt.Errorf("%w: the login or token for %s has characters that none has", fs.ErrPermission, l.server.registry)
+	if err == nil {
+		k.None = none
 	}
-	return g, nil
+	return k, err
+}
+
+func (l *login) token(kind, text string, end time.Time) (*tokens.Token, error) {
+	k, err := tokens.New(text, l.server.registry.RegistryStr(), end)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", fs.ErrPermission, err)
+	}
+	k.Kind = kind
+	return k, nil
 }
 
 // refusal is the error of an exchange that gave no token.
-func (l *login) refusal(g *grant, err error) error {
+func (l *login) refusal(k *tokens.Token, err error) error {
 	if of, ok := errors.AsType[*transport.Error](err); ok && (of.StatusCode == http.StatusUnauthorized || of.StatusCode == http.StatusForbidden) {
-		return fmt.Errorf("%w by the server that gives tokens for %s (%s): %s", fs.ErrPermission, l.server.registry, told(of, ""), l.remedy(g))
+		return fmt.Errorf("%w by the server that gives tokens for %s (%s): %s", fs.ErrPermission, l.server.registry, told(of, ""), l.remedy(k))
 	}
 	return fmt.Errorf("%s gives no token: %w", l.server.registry, judge(err))
 }
 
 // remedy says what helps a request that was refused.
-func (l *login) remedy(g *grant) string {
+func (l *login) remedy(k *tokens.Token) string {
 	host := l.server.registry.RegistryStr()
 	switch {
 	case l.server.exposed():
 		return "a login would be readable on its way to " + l.server.url() + ", and was not sent: use https://"
 	case l.anonymous:
 		return "it is asked without a login (anonymous=true)"
-	case g == nil || !g.found:
-		return fmt.Sprintf("no login for %s was found: docker login %s, or name a file of logins by %s", host, host, authFile)
+	case k.None != "":
+		return fmt.Sprintf("%s: docker login %s, or name a file of logins by %s", k.None, host, authFile)
 	}
 	return fmt.Sprintf("the login for %s has ended, is wrong, or may not read this repository: docker login %s", host, host)
 }

@@ -8,13 +8,13 @@ import (
 	"io/fs"
 	"net/http"
 	"net/url"
-	"strings"
 
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/cache/fetch"
+	"github.com/hbmfs/hbmfs/cache/tokens"
 )
 
 // registry is a server that has the repository, and the storage behind it.
@@ -55,26 +55,34 @@ func (r *registry) do(ctx context.Context, u *url.URL, header http.Header) (*htt
 }
 
 // ask makes a request of the registry itself. A login or a token that it does not take is got anew, once.
-func (r *registry) ask(ctx context.Context, u *url.URL, header http.Header) (*http.Response, *grant, error) {
-	var refused *grant
-	for {
-		g, err := r.login.get(ctx, refused)
+func (r *registry) ask(ctx context.Context, u *url.URL, header http.Header) (*http.Response, error) {
+	for again := false; ; again = true {
+		k, err := r.login.Get(ctx)
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 		with := header.Clone()
-		if g.header != "" {
-			with.Set("Authorization", g.header)
+		if k.Text != "" {
+			with.Set("Authorization", k.Kind+" "+k.Text)
 		}
 		res, err := r.do(ctx, u, with)
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
-		if refused != nil || res.StatusCode != http.StatusUnauthorized && res.StatusCode != http.StatusForbidden {
-			return res, g, nil
+		switch status := res.StatusCode; {
+		case status == http.StatusUnauthorized || status == http.StatusForbidden:
+			if better := r.login.Refused(k); again {
+				defer fetch.Discard(res)
+				return nil, r.refused(k, res, better)
+			}
+			fetch.Discard(res)
+		case status/100 == 2, fetch.Redirected(res):
+			r.login.Taken(k)
+			return res, nil
+		default:
+			defer fetch.Discard(res)
+			return nil, r.explain(k, res)
 		}
-		fetch.Discard(res)
-		refused = g
 	}
 }
 
@@ -82,9 +90,8 @@ func (r *registry) ask(ctx context.Context, u *url.URL, header http.Header) (*ht
 func (r *registry) follow(ctx context.Context, path string, header http.Header) (res *http.Response, at *url.URL, err error) {
 	u, trusted := r.url(path), true
 	for range mostRedirects {
-		var g *grant
 		if trusted {
-			res, g, err = r.ask(ctx, u, header)
+			res, err = r.ask(ctx, u, header)
 		} else {
 			res, err = r.do(ctx, u, header)
 		}
@@ -92,10 +99,6 @@ func (r *registry) follow(ctx context.Context, path string, header http.Header) 
 			return nil, nil, err
 		}
 		if !fetch.Redirected(res) {
-			if trusted && res.StatusCode/100 != 2 {
-				defer fetch.Discard(res)
-				return nil, nil, r.explain(g, res)
-			}
 			if trusted {
 				u = nil
 			}
@@ -158,16 +161,27 @@ func answered(res *http.Response) error {
 	return fetch.RetryAfter(res.Header, err)
 }
 
-// explain gives an answer of the registry its class: final or worth another attempt.
-func (r *registry) explain(g *grant, res *http.Response) error {
-	_, secret, _ := strings.Cut(g.header, " ")
-	said := fmt.Sprintf("%d %s", res.StatusCode, http.StatusText(res.StatusCode))
+// said is the registry's text of an error.
+func said(k *tokens.Token, res *http.Response) string {
 	if of, ok := errors.AsType[*transport.Error](transport.CheckError(res)); ok {
-		said = told(of, secret)
+		return told(of, k.Text)
 	}
+	return fmt.Sprintf("%d %s", res.StatusCode, http.StatusText(res.StatusCode))
+}
+
+// refused is the error of a login that the registry does not take. One that has worked is worth another attempt: a server has hiccups, and
+// somebody may log in again.
+func (r *registry) refused(k *tokens.Token, res *http.Response, again bool) error {
+	if again {
+		return fetch.RetryAfter(res.Header, fmt.Errorf("the registry does not take the login any more (%s): %s", said(k, res), r.login.remedy(k)))
+	}
+	return fmt.Errorf("%w by the registry (%s): %s", fs.ErrPermission, said(k, res), r.login.remedy(k))
+}
+
+// explain gives another answer of the registry its class: final or worth another attempt.
+func (r *registry) explain(k *tokens.Token, res *http.Response) error {
+	said := said(k, res)
 	switch status := res.StatusCode; {
-	case status == http.StatusUnauthorized, status == http.StatusForbidden:
-		return fmt.Errorf("%w by the registry (%s): %s", fs.ErrPermission, said, r.login.remedy(g))
 	case status == http.StatusNotFound, status == http.StatusGone:
 		return fmt.Errorf("%s does not have it, or shows it only to others (%s): %w", r.server.registry, said, fs.ErrNotExist)
 	case status == http.StatusRequestedRangeNotSatisfiable:

@@ -29,6 +29,9 @@
 // before that is the same one. Plans end with their reader, and when nobody keeps to them for two minutes. Their memory
 // is bounded, and so are the bytes that are fetched for them at a time.
 //
+// Once all of an object is here, its bytes are compared with the hash that its version is, if that is one. An attribute of
+// its segments remembers that it was done. An object with another hash is dropped and refused.
+//
 // The disk may fail in any way, also after it took the bytes. They then come from the origin, uncached, and [Store.Stats] says why.
 //
 // Locks: fill.mu, then ledger.mu. Neither is held while bytes are read or written.

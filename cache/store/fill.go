@@ -28,10 +28,9 @@ func (e *localError) Unwrap() error { return e.err }
 // fill is a segment that is being filled.
 type fill struct {
 	store  *Store
-	up     Upstream
+	origin *Cached
 	object *layout.Object // upstream's
-	source string
-	start  int64 // of the segment in the object
+	start  int64          // of the segment in the object
 	size   int64
 	entry  *entry
 
@@ -61,11 +60,11 @@ type flight struct {
 	cancel  context.CancelCauseFunc // once no reader waits
 }
 
-func newFill(s *Store, up Upstream, source string, o *layout.Object, start, size int64) *fill {
+func newFill(x *Cached, o *layout.Object, start, size int64) *fill {
 	blocks := int((size + block - 1) / block)
 	sums := sumsOf(size)
 	return &fill{
-		store: s, up: up, object: o, source: source, start: start, size: size, fd: -1, have: newBits(blocks), left: blocks,
+		store: x.store, origin: x, object: o, start: start, size: size, fd: -1, have: newBits(blocks), left: blocks,
 		sums: make([]uint32, sums), summed: newBits(sums), reserved: newBits(blocks), changed: make(chan struct{}),
 	}
 }
@@ -296,7 +295,7 @@ func (f *fill) carry(ctx context.Context, fl *flight) error {
 	}
 	sumBlock := sumBlock(f.size)
 	w := &writer{fill: f, fd: fd, at: off, sumBlock: sumBlock, summing: off%sumBlock == 0}
-	err = f.up.Fetch(ctx, f.object, f.start+off, n, w.write)
+	err = f.origin.up.Fetch(ctx, f.object, f.start+off, n, w.write)
 	f.store.stats.fetched.Add(w.at - off)
 	return err
 }

@@ -6,6 +6,7 @@ import (
 	"io"
 	"io/fs"
 	"sync"
+	"sync/atomic"
 
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/layout"
@@ -26,6 +27,7 @@ type Cached struct {
 // file is the state of an object that was read.
 type file struct {
 	identity [32]byte
+	wrong    atomic.Pointer[error] // why it is given out no more
 
 	mu      sync.Mutex // guards the fields below
 	streams []stream   // the one that was seen last comes first
@@ -37,11 +39,15 @@ type file struct {
 
 func (x *Cached) file(o *layout.Object) *file {
 	x.mu.Lock()
-	defer x.mu.Unlock()
 	f := x.files[o]
-	if f == nil {
+	fresh := f == nil
+	if fresh {
 		f = &file{identity: identity(x.source, o, x.store.opt.Segment), last: -1}
 		x.files[o] = f
+	}
+	x.mu.Unlock()
+	if fresh { // an earlier process may have filled it, and ended before it was compared
+		x.compareSoon(f, o)
 	}
 	return f
 }
@@ -59,6 +65,9 @@ func (x *Cached) ReadAt(ctx context.Context, o *layout.Object, p []byte, off int
 		return 0, io.EOF
 	}
 	f := x.file(o)
+	if err := f.refusal(o); err != nil {
+		return 0, err
+	}
 	want := p[:min(int64(len(p)), o.Size-off)]
 	ahead := f.ahead(off, off+int64(len(want)), x.store.mostAhead())
 	x.reached(o, true, ahead >= inOrder)
@@ -127,7 +136,7 @@ func (x *Cached) read(ctx context.Context, f *file, g segmentOf, p []byte, off, 
 
 func (x *Cached) readHere(ctx context.Context, f *file, k key, g segmentOf, p []byte, at, ahead int64) error {
 	s := x.store
-	make := func() *fill { return newFill(s, x.up, x.source, g.object, g.start, g.size) }
+	make := func() *fill { return newFill(x, g.object, g.start, g.size) }
 	if g.object.Whole {
 		if err := x.bring(ctx, f, g, nil); err != nil {
 			return err
@@ -214,7 +223,7 @@ func (x *Cached) aheadOf(f *file, o *layout.Object, off, n int64) {
 // begin calls start with a segment's fill, unless it is published already.
 func (x *Cached) begin(f *file, g segmentOf, start func(*fill)) {
 	s := x.store
-	e := s.ledger.pin(keyOf(f.identity, g.index), func() *fill { return newFill(s, x.up, x.source, g.object, g.start, g.size) })
+	e := s.ledger.pin(keyOf(f.identity, g.index), func() *fill { return newFill(x, g.object, g.start, g.size) })
 	defer s.ledger.unpin(e)
 	if _, fill := s.ledger.look(e); fill != nil {
 		start(fill)
@@ -240,8 +249,11 @@ func (x *Cached) stridesAhead(f *file, o *layout.Object, off, n int64) {
 // Lies gives the place of the byte at off of o on this machine: the published segment, the offset there, and how many
 // bytes follow. A nil object means that it lies nowhere yet.
 func (x *Cached) Lies(o *layout.Object, off int64) (segment *layout.Object, at, n int64) {
-	g := x.segment(o, off)
-	if e := x.store.ledger.pin(keyOf(x.file(o).identity, g.index), nil); e != nil {
+	g, f := x.segment(o, off), x.file(o)
+	if f.refusal(o) != nil { // reads hear why
+		return nil, 0, g.end() - off
+	}
+	if e := x.store.ledger.pin(keyOf(f.identity, g.index), nil); e != nil {
 		defer x.store.ledger.unpin(e)
 		if _, fill := x.store.ledger.look(e); fill == nil {
 			if seg, err := x.store.published(e); err == nil {

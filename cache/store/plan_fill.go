@@ -144,7 +144,7 @@ func (s *Store) reserve(u *planned) (release func(), err error) {
 // fill makes a fill of its segment.
 func (u *planned) fill() *fill {
 	g := u.origin.segment(u.object, u.start)
-	return newFill(u.origin.store, u.origin.up, u.origin.source, u.object, g.start, g.size)
+	return newFill(u.origin, u.object, g.start, g.size)
 }
 
 // bringPlanned returns when a planned read's bytes are here. It stops with an error where the origin fails, as reads
@@ -153,6 +153,9 @@ func (s *Store) bringPlanned(ctx context.Context, u *planned) error {
 	x := u.origin
 	f, g := x.file(u.object), x.segment(u.object, u.start)
 	for at := u.start; ; {
+		if err := f.refusal(u.object); err != nil {
+			return err
+		}
 		off, end := s.ledger.span(u, at)
 		if off >= end {
 			return nil

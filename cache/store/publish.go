@@ -34,6 +34,7 @@ func (f *fill) publish(ctx context.Context) {
 	case err == nil:
 		s.ledger.published(f.entry, f.size, o)
 		s.stats.published.Add(1)
+		f.origin.compareSoon(f.origin.file(f.object), f.object)
 	case errors.As(err, &local):
 		s.health.fail(err)
 		s.ledger.drop(f.entry)
@@ -50,7 +51,7 @@ func (f *fill) link() (o *layout.Object, err error) {
 	if err := f.sumRest(); err != nil {
 		return nil, err
 	}
-	h := header{key: &f.entry.key, size: f.size, offset: f.start, object: f.object.Size, source: f.source, name: f.object.Name, version: f.object.Version, sums: f.sums}
+	h := header{key: &f.entry.key, size: f.size, offset: f.start, object: f.object.Size, source: f.origin.source, name: f.object.Name, version: f.object.Version, sums: f.sums}
 	if err := unix.Fsetxattr(f.fd, xattrName, h.append(nil), 0); err != nil {
 		return nil, &localError{"write a segment's header", err}
 	}

@@ -7,7 +7,7 @@ import (
 )
 
 type counters struct {
-	hits, fetched, uncached, published, evicted, refused, corrupt, scrubbed atomic.Int64
+	hits, fetched, uncached, published, evicted, refused, corrupt, scrubbed, compared, mismatched atomic.Int64
 }
 
 // Stats gives the state and the totals.
@@ -16,6 +16,7 @@ func (s *Store) Stats() status.Cache {
 	out := status.Cache{
 		Path: s.path, Limit: s.opt.Size, Hits: c.hits.Load(), Fetched: c.fetched.Load(), Uncached: c.uncached.Load(),
 		Published: c.published.Load(), Evicted: c.evicted.Load(), Refused: c.refused.Load(), Corrupt: c.corrupt.Load(), Scrubbed: c.scrubbed.Load(),
+		Compared: c.compared.Load(), Mismatched: c.mismatched.Load(),
 	}
 	out.Segments, out.Filling, out.Bytes, out.Pinned = s.ledger.sums()
 	failures, why, left := s.health.state()

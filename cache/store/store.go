@@ -57,6 +57,8 @@ type Store struct {
 	stats   counters
 	records records
 
+	comparisons comparisons
+
 	ctx    context.Context // of fetches, which outlive the reads that began them
 	cancel context.CancelFunc
 	wg     sync.WaitGroup // fetches

@@ -2,6 +2,7 @@ package store
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,7 +29,8 @@ func TestMain(m *testing.M) { leaks.Main(m) }
 // upstream gives objects from memory, counts what is fetched of each, and fails as it is told.
 type upstream struct {
 	data    map[string][]byte
-	fetched atomic.Int64 // bytes
+	version map[string]string // "1" where there is none
+	fetched atomic.Int64      // bytes
 	calls   atomic.Int64
 	fail    atomic.Pointer[error]
 	gate    atomic.Pointer[chan struct{}] // fetches wait for it
@@ -82,7 +84,7 @@ func newUpstream(sizes ...int) *upstream {
 func (u *upstream) listing() *cache.Listing {
 	var objects []*layout.Object
 	for name, data := range u.data {
-		objects = append(objects, &layout.Object{Name: name, Size: int64(len(data)), Version: "1"})
+		objects = append(objects, &layout.Object{Name: name, Size: int64(len(data)), Version: cmp.Or(u.version[name], "1")})
 	}
 	return cache.RemoteListing(objects)
 }

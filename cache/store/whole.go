@@ -104,7 +104,7 @@ func (x *Cached) fills(f *file, o *layout.Object) (fills []*fill) {
 		g := x.segment(o, at)
 		var fresh *fill
 		e := s.ledger.pin(keyOf(f.identity, g.index), func() *fill {
-			fresh = newFill(s, x.up, x.source, o, g.start, g.size)
+			fresh = newFill(x, o, g.start, g.size)
 			return fresh
 		})
 		if fresh == nil {

@@ -11,13 +11,16 @@ import (
 
 // OpenWhole opens the one local file that has all of o, for the kernel to read itself; fd is -1 where there is none. It
 // waits for an object that comes ahead of a reader that has come to o. The reader would wait for the first byte all the
-// same, and then read everything through this process. The file stays until release.
+// same, and then read everything through this process. The file stays until release. An object that is refused is an error, so that the kernel does
+// not read its pages of it.
 func (x *Cached) OpenWhole(ctx context.Context, o *layout.Object) (fd int, release func(), err error) {
-	g := x.segment(o, 0)
+	g, f := x.segment(o, 0), x.file(o)
+	if err := f.refusal(o); err != nil {
+		return -1, nil, err
+	}
 	if g.size != o.Size {
 		return -1, nil, nil
 	}
-	f := x.file(o)
 	e, p := x.complete(f, g)
 	if p != nil && x.reached(o, false, false) {
 		p.hurry()

@@ -15,7 +15,7 @@ import (
 // Bounds of renewing.
 const (
 	earliest     = 225 * time.Second // before its end a token is renewed: Google's metadata server gives the same one until then
-	betweenTries = time.Second       // of renewing a token that still counts
+	betweenTries = time.Second       // of getting a token where the last try has failed, or where its token was refused at once
 )
 
 // Token is one that was given, or the knowledge that there are none.
@@ -27,6 +27,8 @@ type Token struct {
 
 	renew time.Time // zero: never
 	end   time.Time
+	given time.Time // to the keeper
+	taken bool      // the server has answered a request with it
 }
 
 // New makes a token of a text that ends then, or never.
@@ -53,6 +55,7 @@ type Keeper struct {
 	now    *Token
 	worked bool      // the server has taken one
 	tried  time.Time // when renewing failed
+	failed error     // why
 }
 
 // Keep makes a keeper that gets tokens by fresh. It asks for one at a time, and looks up each time where they come from, so that
@@ -71,8 +74,8 @@ func (t *Keeper) Get(ctx context.Context) (*Token, error) {
 	if t.fresh == nil {
 		return Without("requests carry no credentials, as the source or its endpoint says"), nil
 	}
-	if k := t.current(); k != nil {
-		return k, nil
+	if k, err := t.current(); k != nil || err != nil {
+		return k, err
 	}
 	select {
 	case <-t.turn:
@@ -80,56 +83,59 @@ func (t *Keeper) Get(ctx context.Context) (*Token, error) {
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
-	if k := t.current(); k != nil { // another request has renewed it
-		return k, nil
+	if k, err := t.current(); k != nil || err != nil { // another request has renewed it, or failed to
+		return k, err
 	}
 	k, err := t.fresh(ctx)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if err == nil {
-		t.now = k
+		k.given = time.Now()
+		t.now, t.failed = k, nil
 		return k, nil
 	}
-	if t.now != nil && time.Now().Before(t.now.end) { // what gives them out may come back in time
-		t.tried = time.Now()
-		return t.now, nil
+	if ctx.Err() != nil {
+		return nil, err
 	}
-	if t.worked && errors.Is(err, fs.ErrPermission) && ctx.Err() == nil { // they will work again, as a rule: a file is replaced, or a pod's token
+	if t.worked && (errors.Is(err, fs.ErrPermission) || errors.Is(err, fs.ErrInvalid)) { // they will work again, as a rule: a file is replaced, or a pod's token
 		err = errors.New(err.Error())
+	}
+	t.tried, t.failed = time.Now(), err
+	if t.now != nil && time.Now().Before(t.now.end) { // what gives them out may come back in time
+		return t.now, nil
 	}
 	return nil, err
 }
 
-// current is the token of the moment, nil where it is time to renew it.
-func (t *Keeper) current() *Token {
+// current is the token of the moment, nil where it is time to renew it. While it is too soon for another try, it gives the last one's error.
+func (t *Keeper) current() (*Token, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	now := time.Now()
+	soon := t.failed != nil && now.Sub(t.tried) < betweenTries
 	switch k := t.now; {
-	case k == nil:
-		return nil
-	case k.renew.IsZero() || now.Before(k.renew), now.Before(k.end) && now.Sub(t.tried) < betweenTries:
-		return k
+	case k != nil && (k.renew.IsZero() || now.Before(k.renew) || now.Before(k.end) && soon):
+		return k, nil
+	case soon:
+		return nil, t.failed
 	}
-	return nil
+	return nil, nil
 }
 
 // Taken says that the server has answered a request with a token.
 func (t *Keeper) Taken(k *Token) {
-	if k.Text == "" {
-		return
-	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.worked = true
+	k.taken = true
+	t.worked = t.worked || k.Text != ""
 }
 
 // Refused says that the server does not know a token. It tells whether another one may be better: this one has worked, or others have that
-// came from the same place.
+// came from the same place. A token that never worked is kept for [betweenTries]: so a server that refuses all of them is asked for few.
 func (t *Keeper) Refused(k *Token) (again bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.now == k {
+	if t.now == k && (k.taken || time.Since(k.given) >= betweenTries) {
 		t.now = nil
 	}
 	return k.Text != "" && t.worked

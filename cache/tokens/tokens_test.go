@@ -45,40 +45,71 @@ func TestTokensEnd(t *testing.T) {
 			t.Errorf("a token that has ended: %v", err)
 		}
 		failure = nil
+		if _, err := k.Get(t.Context()); err == nil || asked != 5 {
+			t.Errorf("%v after %d questions: a second has not passed", err, asked)
+		}
+		time.Sleep(time.Second)
 		want("token-6", 6)
 	})
 }
 
-// TestRefusals tells a token that never worked from one that did: the latter may have been replaced.
+// TestRefusals tells a token that never worked from one that did: the latter may have been replaced. One that is refused before it has worked is
+// kept for a second, and so is the error of a failed try.
 func TestRefusals(t *testing.T) {
-	var failure error
-	k := Keep(func(context.Context) (*Token, error) {
-		if failure != nil {
-			return nil, failure
+	synctest.Test(t, func(t *testing.T) {
+		var failure error
+		asked := 0
+		k := Keep(func(context.Context) (*Token, error) {
+			if asked++; failure != nil {
+				return nil, failure
+			}
+			return New("token", "a test", time.Time{})
+		})
+		get := func(times int) *Token {
+			t.Helper()
+			got, err := k.Get(t.Context())
+			if err != nil || asked != times {
+				t.Fatalf("%v after %d questions, want %d", err, asked, times)
+			}
+			return got
 		}
-		return New("token", "a test", time.Time{})
+		first := get(1)
+		if k.Refused(first) {
+			t.Error("a first token is to be asked for again")
+		}
+		if get(1) != first {
+			t.Error("a token that was just refused is replaced at once")
+		}
+		time.Sleep(time.Second)
+		k.Refused(first)
+		failure = NoCredentialsf("no file")
+		for range 3 {
+			if _, err := k.Get(t.Context()); !errors.Is(err, fs.ErrPermission) || asked != 2 {
+				t.Errorf("%v after %d questions", err, asked)
+			}
+		}
+		failure = nil
+		time.Sleep(time.Second)
+		second := get(3)
+		k.Taken(second)
+		if !k.Refused(second) {
+			t.Error("a token that has worked is not asked for again")
+		}
+		for _, failure = range []error{NoCredentialsf("no file"), fmt.Errorf("%w: no token", fs.ErrInvalid)} {
+			if _, err := k.Get(t.Context()); err == nil || errors.Is(err, fs.ErrPermission) || errors.Is(err, fs.ErrInvalid) {
+				t.Errorf("after a token has worked: %v", err)
+			}
+			time.Sleep(time.Second)
+		}
+		failure = nil
+		for i := range 5 { // as where a server refuses all tokens for a while
+			if third := get(6 + i); !k.Refused(third) || get(6+i) != third {
+				t.Error("a token that was just refused is replaced at once")
+			}
+			time.Sleep(time.Second)
+			k.Refused(k.now)
+		}
 	})
-	first, err := k.Get(t.Context())
-	if err != nil || k.Refused(first) {
-		t.Errorf("a first token, refused: %v", err)
-	}
-	failure = NoCredentialsf("no file")
-	if _, err := k.Get(t.Context()); !errors.Is(err, fs.ErrPermission) {
-		t.Error(err)
-	}
-	failure = nil
-	second, err := k.Get(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	k.Taken(second)
-	if !k.Refused(second) {
-		t.Error("a token that has worked is not asked for again")
-	}
-	failure = NoCredentialsf("no file")
-	if _, err := k.Get(t.Context()); err == nil || errors.Is(err, fs.ErrPermission) {
-		t.Errorf("after a token has worked: %v", err)
-	}
 	none, err := Keep(nil).Get(t.Context())
 	if err != nil || none.Text != "" || none.None == "" {
 		t.Errorf("%+v, %v", none, err)

@@ -43,21 +43,23 @@ func LatencyBounds() []time.Duration {
 
 // Cache is the state of the cache of a remote source, and totals since its start.
 type Cache struct {
-	Path      string `json:"path"`
-	Limit     int64  `json:"limit"`     // bytes that segments may take
-	Bytes     int64  `json:"bytes"`     // that they take
-	Pinned    int64  `json:"pinned"`    // of these in use, so that they cannot be evicted
-	Segments  int    `json:"segments"`  // published
-	Filling   int    `json:"filling"`   // segments that are being filled
-	Hits      int64  `json:"hits"`      // bytes read from published segments by this process
-	Fetched   int64  `json:"fetched"`   // bytes written into segments
-	Uncached  int64  `json:"uncached"`  // bytes read from the origin, past the disk
-	Published int64  `json:"published"` // segments
-	Evicted   int64  `json:"evicted"`   // segments
-	Refused   int64  `json:"refused"`   // fetches for which no room could be made
-	Corrupt   int64  `json:"corrupt"`   // segments that were found damaged, and removed
-	Scrubbed  int64  `json:"scrubbed"`  // bytes compared with their checksums
-	Failures  int64  `json:"failures"`  // of the disk
-	Sick      bool   `json:"sick"`      // the disk is left alone
-	Why       string `json:"why,omitempty"`
+	Path       string `json:"path"`
+	Limit      int64  `json:"limit"`      // bytes that segments may take
+	Bytes      int64  `json:"bytes"`      // that they take
+	Pinned     int64  `json:"pinned"`     // of these in use, so that they cannot be evicted
+	Segments   int    `json:"segments"`   // published
+	Filling    int    `json:"filling"`    // segments that are being filled
+	Hits       int64  `json:"hits"`       // bytes read from published segments by this process
+	Fetched    int64  `json:"fetched"`    // bytes written into segments
+	Uncached   int64  `json:"uncached"`   // bytes read from the origin, past the disk
+	Published  int64  `json:"published"`  // segments
+	Evicted    int64  `json:"evicted"`    // segments
+	Refused    int64  `json:"refused"`    // fetches for which no room could be made
+	Corrupt    int64  `json:"corrupt"`    // segments that were found damaged, and removed
+	Scrubbed   int64  `json:"scrubbed"`   // bytes compared with their checksums
+	Compared   int64  `json:"compared"`   // objects that have the hash of their source, once all of their bytes were here
+	Mismatched int64  `json:"mismatched"` // objects that have not, and are refused
+	Failures   int64  `json:"failures"`   // of the disk
+	Sick       bool   `json:"sick"`       // the disk is left alone
+	Why        string `json:"why,omitempty"`
 }

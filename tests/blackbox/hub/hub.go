@@ -69,7 +69,7 @@ type file struct {
 }
 
 func newFile(data []byte) *file {
-	sum, blob := sha256.Sum256(data), layout.VersionHash(layout.GitVersion, int64(len(data)))
+	sum, blob := sha256.Sum256(data), layout.VersionHash(layout.GitVersion+strings.Repeat("0", 40), int64(len(data)))
 	blob.Write(data)
 	return &file{data, len(data) >= LFS, hex.EncodeToString(blob.Sum(nil)), hex.EncodeToString(sum[:])}
 }

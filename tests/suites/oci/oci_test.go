@@ -238,12 +238,13 @@ func busy(w http.ResponseWriter, _ *http.Request) bool {
 	return true
 }
 
-// TestBlobsThatAreNotWhatTheyAreCalled has a registry give other bytes than the digest says. Those who compare find it.
+// TestBlobsThatAreNotWhatTheyAreCalled has a registry give other bytes than the digest says. The mount finds it once all of them are here, and refuses
+// them. The next mount reads what an honest registry gives.
 func TestBlobsThatAreNotWhatTheyAreCalled(t *testing.T) {
 	blackbox.NeedFUSE(t)
 	r := oci.New(t)
 	data := origintest.Data(3<<20, 1)
-	pushModelPack(t, r, "v1", map[string][]byte{"a.safetensors": data})
+	pushModelPack(t, r, "v1", map[string][]byte{"a.safetensors": data, "b.safetensors": data[:1<<20]})
 	other := bytes.Clone(data)
 	other[1<<20]++
 	r.Set(func() {
@@ -257,13 +258,25 @@ func TestBlobsThatAreNotWhatTheyAreCalled(t *testing.T) {
 	})
 	source, cached := r.Source(repo+":v1"), suite.NewDir(t)
 	m := mount(t, source, "--cache-dir", cached, "--cache-segment=1MiB")
-	wantFiles(t, m, map[string][]byte{"a.safetensors": other})
-	if !blackbox.Within(blackbox.Patience, func() bool { return m.Status(t).Cache.Filling == 0 }) {
-		t.Error("segments stay half filled")
+	if got, err := os.ReadFile(m.Path("a.safetensors")); err == nil && !bytes.Equal(got, other) { // it may be refused already
+		t.Error("wrong bytes")
 	}
-	for _, args := range [][]string{{"cache", "verify", cached}, {"inspect", "--verify", source}} {
-		wantSaid(t, []string{"the bytes have sha256 " + strings.TrimPrefix(oci.DigestOf(other), "sha256:"), "the source says " + strings.TrimPrefix(oci.DigestOf(data), "sha256:")}, args...)
+	wantFiles(t, m, map[string][]byte{"b.safetensors": data[:1<<20]})
+	if !blackbox.Within(blackbox.Patience, func() bool { c := m.Status(t).Cache; return c.Mismatched == 1 && c.Compared == 1 }) {
+		t.Errorf("blobs are not compared with their digests: %+v", m.Status(t).Cache)
 	}
+	if _, err := os.ReadFile(m.Path("a.safetensors")); !errors.Is(err, syscall.EIO) {
+		t.Errorf("a blob with another digest: %v", err)
+	}
+	says := []string{"the bytes have sha256 " + strings.TrimPrefix(oci.DigestOf(other), "sha256:"), "the source says " + strings.TrimPrefix(oci.DigestOf(data), "sha256:")}
+	for _, text := range append(says, "It is refused until the next mount") {
+		if log := m.LogText(t); !strings.Contains(log, text) {
+			t.Errorf("the log does not say %q:\n%s", text, log)
+		}
+	}
+	wantSaid(t, says, "inspect", "--verify", source)
+	r.Set(func() { r.Answer = nil })
+	wantFiles(t, mount(t, source, "--cache-dir", cached, "--cache-segment=1MiB"), map[string][]byte{"a.safetensors": data, "b.safetensors": data[:1<<20]})
 }
 
 func serveRange(w http.ResponseWriter, q *http.Request, data []byte) {
