@@ -17,6 +17,8 @@ Written for fastsafetensors 0.5.0, and for PyTorch.
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from bisect import bisect_right
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -31,6 +33,7 @@ except ImportError as err:
     raise ImportError(f"hbmfs.fastsafetensors needs fastsafetensors 0.5 or later, which this one is not: {err}", name="fastsafetensors") from err
 
 from .._lib import _device
+from .._lib._closing import unheard
 from .._lib._transfer import ARENA, REQUEST, open_reader
 from .._lib.reader import File, Reader
 from .._lib.request import Request
@@ -48,12 +51,23 @@ class _Begun(NamedTuple):
     request: Request[int]
 
 
+class _Shared:
+    """The reader of a loader and of its copiers. A thread closes it when all of them are gone, since unpinning memory takes milliseconds."""
+
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
+
+    def __del__(self) -> None:
+        with contextlib.suppress(RuntimeError):  # Python ends, and closes all readers
+            threading.Thread(target=unheard, args=("the reader of fastsafetensors", self.reader.close), name="hbmfs-close").start()
+
+
 class HBMFSCopier(CopierInterface):  # type: ignore[misc, unused-ignore]
     """Copies one file, or a chunk of it, into memory that fastsafetensors allocates."""
 
-    def __init__(self, metadata: Any, device: Any, framework: Any, reader: Reader) -> None:
+    def __init__(self, metadata: Any, device: Any, framework: Any, shared: _Shared) -> None:
         self.metadata, self.device, self.framework = metadata, device, framework
-        self._reader = reader
+        self._shared = shared
         self._file: File | None = None
         self._ranges: list[tuple[int, int]] | None = None  # None: all of the file
         self._names: set[str] | None = None  # the tensors of a chunk
@@ -98,7 +112,7 @@ class HBMFSCopier(CopierInterface):  # type: ignore[misc, unused-ignore]
         if self._names is not None:
             self._first = ranges[0][0] if ranges else header
             room = self._room or (ranges[-1][1] - self._first if ranges else 0)
-        self._file, buffer = self._reader.open_file(path), None
+        self._file, buffer = self._shared.reader.open_file(path), None
         try:
             if self._file.size != size:
                 raise FormatError(f"{path} changed while it was opened: load it again when its writer is done")
@@ -115,12 +129,23 @@ class HBMFSCopier(CopierInterface):  # type: ignore[misc, unused-ignore]
 
     def _begin(self, pointer: int, ranges: list[tuple[int, int]], most: int) -> None:
         assert self._file is not None
-        stream = self._file.stream()  # asked once: of what the consumer does meanwhile, no read waits for more than the first one does
+        stream = self._stream_until_now()
         for start, end in ranges:
             for at in range(start, end, most):
                 size = min(most, end - at)
                 self._begun.append(_Begun(at, at + size, self._file.read_into(pointer + at - self._first, at, size, stream)))
         self._ended = [False] * len(self._begun)
+
+    def _stream_until_now(self) -> int | None:
+        """A stream that waits for the work on the caller's current one, and not for later work: that of the consumer may wait for other ranks."""
+        device = self._shared.reader.device
+        if device == _device.CPU:
+            return None
+        import torch
+
+        stream = torch.cuda.Stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        return int(stream.cuda_stream)
 
     def enable_tensor_readiness(self) -> bool:
         """True: tensors can be made before their bytes are there, and waited for one by one."""
@@ -185,10 +210,10 @@ def _factory(device: Any, *, framework: Any = None, method: str = "auto", **_: A
     """Opens a reader for the files of one loader. Of a loader's options it takes method, as of :class:`hbmfs.Reader`; others are for other copiers."""
     if framework is not None and framework.get_name() != "pytorch":
         raise UnavailableError(f"the copier hbmfs loads tensors of PyTorch, and this loader is for {framework.get_name()}: choose another copier")
-    reader = open_reader(_device.parse(device.as_str()), method)
+    shared = _Shared(open_reader(_device.parse(device.as_str()), method))
 
     def construct(metadata: Any, device: Any, framework: Any) -> HBMFSCopier:
-        return HBMFSCopier(metadata, device, framework, reader)
+        return HBMFSCopier(metadata, device, framework, shared)
 
     return construct
 

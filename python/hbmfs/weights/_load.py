@@ -172,10 +172,12 @@ def loads_of(headers: Sequence[Header], slices: Slices, team: Team | None, apart
         want = mine[number]
         if isinstance(want, Skip):
             continue
-        cuts = {rank: said[number] for rank, said in enumerate(all_cuts) if not isinstance(said[number], Skip)}
-        shared = {} if all(cut == want for cut in cuts.values()) else columns().shared(tensor, cuts)
-        ranks = tuple(shared) if me in shared else tuple(rank for rank, cut in cuts.items() if cut == want)
-        load = loads.setdefault((me in shared, ranks), Load(Layout(apart), ranks, ranks.index(me), []))
+        shared, ranks = dict[int, Any](), (0,)
+        if team is not None:
+            cuts = {rank: said[number] for rank, said in enumerate(all_cuts) if not isinstance(said[number], Skip)}
+            shared = {} if all(cut == want for cut in cuts.values()) else columns().shared(tensor, cuts)
+            ranks = tuple(shared) if me in shared else tuple(rank for rank, cut in cuts.items() if cut == want)
+        load = loads.get((me in shared, ranks)) or loads.setdefault((me in shared, ranks), Load(Layout(apart), ranks, ranks.index(me), []))
         load.layout.add(file, _parts.part(tensor, want))
         if me in shared:
             load.matrices.append(columns().Matrix(file, tensor.offset, shared, load.layout.places[-1]))
