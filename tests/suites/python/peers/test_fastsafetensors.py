@@ -224,7 +224,7 @@ def test_a_read_that_fails_names_the_file(files, built, options, monkeypatch):
         patch.setattr(hbmfs.Request, "wait", wait)
         with pytest.raises(hbmfs.ReadError, match=re.escape(files[1])):
             loaded(pipeline(files, **options))
-    assert all(copier._file is None and not copier._begun for copier in built)
+    assert all(copier._file is None and copier._begun == copier._ended for copier in built)
     same(loaded(pipeline(files, **options)), whole(files))
 
 
