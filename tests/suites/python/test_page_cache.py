@@ -137,6 +137,7 @@ def of_a_group_through_a_mount(rank, size, folder, shards):
         first = hbmfs.load_safetensors(folder, "cpu", group=torch.distributed.group.WORLD, reader=reader, page_cache="drop")
         torch.distributed.barrier()
         left, dropped = [resident(shard) for shard in shards], reader.stats()["dropped_bytes"]
+        torch.distributed.barrier()  # the other rank has looked, too
         for file in reader.open_many([folder / shard.name for shard in shards]):
             for _ in range(2):
                 into = np.zeros(file.size, np.uint8)
