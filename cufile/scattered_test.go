@@ -60,6 +60,7 @@ func (s *scattered) Runs(context.Context, int64, int64) ([]source.Run, error) {
 	return list, nil
 }
 func (s *scattered) Backing(r *source.Run) *source.Backing { return s.files[r.Object] }
+func (s *scattered) Backings() []*source.Backing           { return s.files }
 func (s *scattered) Unshare() []*source.Backing            { return s.files }
 func (s *scattered) Size() int64                           { return int64(len(s.files)) }
 func (s *scattered) Close() error                          { return nil }

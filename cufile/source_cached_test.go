@@ -37,7 +37,9 @@ func (s *restless) Backing(r *source.Run) *source.Backing {
 	return s.away
 }
 
-func (s *restless) Unshare() []*source.Backing { return []*source.Backing{s.away} }
+func (s *restless) Backings() []*source.Backing { return []*source.Backing{s.away} }
+
+func (s *restless) Unshare() []*source.Backing { return s.Backings() }
 
 func (s *restless) Relocate(context.Context) error {
 	s.moves.Add(1)

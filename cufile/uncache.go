@@ -41,7 +41,7 @@ func (f *File) Uncache(ctx context.Context, p PageCache) (dropped int64, err err
 		return 0, err
 	}
 	defer f.gate.Leave()
-	files := f.source.Unshare()
+	files := f.source.Backings()
 	if err := f.r.unmap(ctx, files); err != nil {
 		return 0, fmt.Errorf("unmap %s: %w", f.name, err)
 	}

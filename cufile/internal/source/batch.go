@@ -327,6 +327,20 @@ func (f *batchFile) Backing(r *Run) *Backing {
 	return f.of.objects[r.Object]
 }
 
+func (f *batchFile) Backings() (list []*Backing) {
+	if m := f.opened(); m != nil {
+		list = m.Backings()
+	}
+	f.of.mu.Lock()
+	defer f.of.mu.Unlock()
+	for _, object := range f.objects() {
+		if b := f.of.objects[object]; b != nil {
+			list = append(list, b)
+		}
+	}
+	return list
+}
+
 func (f *batchFile) Unshare() (list []*Backing) {
 	if m := f.opened(); m != nil {
 		list = m.Unshare()

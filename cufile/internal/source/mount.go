@@ -189,7 +189,9 @@ func (m *mountedFile) backing(r *Run) *Backing {
 	return b
 }
 
-func (m *mountedFile) Unshare() []*Backing {
+func (m *mountedFile) Unshare() []*Backing { return m.Backings() }
+
+func (m *mountedFile) Backings() []*Backing {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	all := maps.Clone(m.lent)

@@ -29,6 +29,8 @@ type File interface {
 	Runs(ctx context.Context, offset, n int64) ([]Run, error)
 	// Backing gives the file that holds the bytes of a run. It can be read while it is pinned.
 	Backing(r *Run) *Backing
+	// Backings gives the backing files that it has used so far; other Files may use them, too.
+	Backings() []*Backing
 	// Unshare gives the backing files that no other File uses. It is called once, before Close.
 	Unshare() []*Backing
 	Size() int64
@@ -261,6 +263,8 @@ func (p *plainFile) Runs(context.Context, int64, int64) ([]Run, error) {
 
 func (p *plainFile) Backing(*Run) *Backing { return p.backing }
 
-func (p *plainFile) Unshare() []*Backing { return []*Backing{p.backing} }
+func (p *plainFile) Backings() []*Backing { return []*Backing{p.backing} }
+
+func (p *plainFile) Unshare() []*Backing { return p.Backings() }
 
 func (p *plainFile) Close() error { return p.backing.Close() }

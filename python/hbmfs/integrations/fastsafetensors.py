@@ -17,7 +17,10 @@ Written for fastsafetensors 0.5.0, and for PyTorch.
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -31,36 +34,86 @@ except ImportError as err:
     raise ImportError(f"hbmfs.fastsafetensors needs fastsafetensors 0.5 or later, which this one is not: {err}", name="fastsafetensors") from err
 
 from .._lib import _device
-from .._lib._transfer import ARENA, REQUEST, open_reader
+from .._lib._closing import unheard
+from .._lib._transfer import AHEAD, ARENA, LOOK, REQUEST, open_reader
 from .._lib.reader import File, Reader
 from .._lib.request import Request
-from ..errors import FormatError, InvalidError, OutOfMemoryError, UnavailableError
+from ..errors import FormatError, InvalidError, OutOfMemoryError, UnavailableError, WaitTimeoutError
 
 REPLACED = ("nogds", "gds")
 """The names by which loaders and engines ask for a copier."""
 
 
-class _Begun(NamedTuple):
-    """A read that was begun: [start, end) of the file."""
+class _Read(NamedTuple):
+    """A read of [start, end) of a copier's file, after the work that was on a stream."""
 
+    copier: HBMFSCopier
     start: int
     end: int
-    request: Request[int]
+    pointer: int
+    stream: int | None
+
+
+class _Line:
+    """The reader of a loader and of its copiers, and their reads, which a thread begins in their order, AHEAD bytes at a time.
+
+    If all began at once, the first tensor would hardly come before the last one. When the loader and its copiers are gone, another
+    thread closes the reader, since unpinning memory takes milliseconds.
+    """
+
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
+        self._lock = threading.Lock()  # guards the fields below
+        self._reads: deque[_Read] = deque()
+        self._busy = False
+
+    def add(self, reads: list[_Read]) -> None:
+        with self._lock:
+            self._reads.extend(reads)
+            if not self._busy:
+                threading.Thread(target=self._run, name="hbmfs-reads", daemon=True).start()
+                self._busy = True
+
+    def _run(self) -> None:
+        begun, ahead = deque[tuple[_Read, Request[int]]](), 0
+        while True:
+            with self._lock:
+                read = self._reads[0] if self._reads else None
+                if read is None and not begun:
+                    self._busy = False
+                    return
+                fits = read is not None and (not begun or ahead + read.end - read.start <= AHEAD)
+                if fits:
+                    self._reads.popleft()
+            if fits and read is not None:
+                if (request := read.copier.begin(read)) is not None:
+                    begun.append((read, request))
+                    ahead += read.end - read.start
+            else:
+                first, request = begun.popleft()
+                first.copier.end(request)
+                ahead -= first.end - first.start
+
+    def __del__(self) -> None:
+        with contextlib.suppress(RuntimeError):  # Python ends, and closes all readers
+            threading.Thread(target=unheard, args=("the reader of fastsafetensors", self.reader.close), name="hbmfs-close").start()
 
 
 class HBMFSCopier(CopierInterface):  # type: ignore[misc, unused-ignore]
     """Copies one file, or a chunk of it, into memory that fastsafetensors allocates."""
 
-    def __init__(self, metadata: Any, device: Any, framework: Any, reader: Reader) -> None:
+    def __init__(self, metadata: Any, device: Any, framework: Any, line: _Line) -> None:
         self.metadata, self.device, self.framework = metadata, device, framework
-        self._reader = reader
+        self._line = line
         self._file: File | None = None
         self._ranges: list[tuple[int, int]] | None = None  # None: all of the file
         self._names: set[str] | None = None  # the tensors of a chunk
         self._room: int | None = None
         self._first = metadata.header_length  # the byte of the file at the beginning of the buffer
-        self._begun: list[_Begun] = []
-        self._ended: list[bool] = []
+        self._reads: list[_Read] = []  # in the order of the file
+        self._changed = threading.Condition()  # guards the fields below, of which it tells
+        self._begun = self._ended = 0  # how many of the reads
+        self._stopped = False  # no other may begin
         self._failure: BaseException | None = None
 
     def set_byte_ranges(self, byte_ranges: list[tuple[int, int]] | None) -> None:
@@ -98,7 +151,7 @@ class HBMFSCopier(CopierInterface):  # type: ignore[misc, unused-ignore]
         if self._names is not None:
             self._first = ranges[0][0] if ranges else header
             room = self._room or (ranges[-1][1] - self._first if ranges else 0)
-        self._file, buffer = self._reader.open_file(path), None
+        self._file, buffer = self._line.reader.open_file(path), None
         try:
             if self._file.size != size:
                 raise FormatError(f"{path} changed while it was opened: load it again when its writer is done")
@@ -114,13 +167,53 @@ class HBMFSCopier(CopierInterface):  # type: ignore[misc, unused-ignore]
         return buffer
 
     def _begin(self, pointer: int, ranges: list[tuple[int, int]], most: int) -> None:
-        assert self._file is not None
-        stream = self._file.stream()  # asked once: of what the consumer does meanwhile, no read waits for more than the first one does
+        stream = self._stream_until_now()
         for start, end in ranges:
             for at in range(start, end, most):
-                size = min(most, end - at)
-                self._begun.append(_Begun(at, at + size, self._file.read_into(pointer + at - self._first, at, size, stream)))
-        self._ended = [False] * len(self._begun)
+                self._reads.append(_Read(self, at, min(at + most, end), pointer + at - self._first, stream))
+        self._line.add(self._reads)
+
+    def begin(self, read: _Read) -> Request[int] | None:
+        """Begins a read on the line's thread. None where it failed, or is not wanted any more."""
+        with self._changed:
+            if self._stopped or self._failure is not None or self._file is None:
+                return None
+            try:
+                request = self._file.read_into(read.pointer, read.start, read.end - read.start, read.stream)
+            except BaseException as err:  # noqa: BLE001 (raised where a tensor is waited for)
+                self._failure = err
+                self._changed.notify_all()
+                return None
+            self._begun += 1
+            return request
+
+    def end(self, request: Request[int]) -> None:
+        """Waits for a read on the line's thread, or cancels it where it is not wanted any more."""
+        failure: BaseException | None = None
+        try:
+            while not (self._stopped or self._failure is not None):
+                with contextlib.suppress(WaitTimeoutError):
+                    request.wait(LOOK)
+                    break
+            else:
+                request.cancel()
+        except BaseException as err:  # noqa: BLE001 (raised where a tensor is waited for)
+            failure = err
+        with self._changed:
+            self._ended += 1
+            self._failure = self._failure or failure
+            self._changed.notify_all()
+
+    def _stream_until_now(self) -> int | None:
+        """A stream that waits for the work on the caller's current one, and not for later work: that of the consumer may wait for other ranks."""
+        device = self._line.reader.device
+        if device == _device.CPU:
+            return None
+        import torch
+
+        stream = torch.cuda.Stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        return int(stream.cuda_stream)
 
     def enable_tensor_readiness(self) -> bool:
         """True: tensors can be made before their bytes are there, and waited for one by one."""
@@ -137,18 +230,17 @@ class HBMFSCopier(CopierInterface):  # type: ignore[misc, unused-ignore]
         if self._names is not None and name not in self._names:
             raise InvalidError(f"tensor {name!r} of {self.metadata.src} is not in this chunk")
         start, end = (self.metadata.header_length + offset for offset in self.metadata.tensors[name].data_offsets)
-        number = bisect_right(self._begun, start, key=lambda begun: begun.end)
+        number = bisect_right(self._reads, start, key=lambda read: read.end)
         while start < end:
-            if number == len(self._begun) or self._begun[number].start > start:
+            if number == len(self._reads) or self._reads[number].start > start:
                 raise InvalidError(f"tensor {name!r} of {self.metadata.src} was filtered out and not read")
-            self._wait(number)
-            start = self._begun[number].end
+            start = self._reads[number].end
             number += 1
+        self._wait(number)
 
     def finish_io(self) -> None:
         """Waits for all that was begun. When it returns or raises, nothing writes to the buffer any more."""
-        for number in range(len(self._begun)):
-            self._wait(number)
+        self._wait(len(self._reads))
         self._end()
 
     def wait_io(self, gbuf: Any, dtype: Any = DType.AUTO, noalign: bool = False, owner: Any = None) -> dict[str, Any]:
@@ -160,22 +252,24 @@ class HBMFSCopier(CopierInterface):  # type: ignore[misc, unused-ignore]
         tensors: dict[str, Any] = self.metadata._get_tensors(gbuf, self.device, self._first, dtype=dtype, names=self._names, owner=owner)
         return tensors
 
-    def _wait(self, number: int) -> None:
-        if self._ended[number]:
-            return
+    def _wait(self, count: int) -> None:
+        """Waits for the first so many reads."""
         try:
-            self._begun[number].request.wait()
+            with self._changed:
+                self._changed.wait_for(lambda: self._ended >= count or self._failure is not None)
+                if self._failure is not None:
+                    raise self._failure
         except BaseException as err:
             self._failure = err
             self._end()
             raise
-        self._ended[number] = True
 
     def _end(self) -> None:
-        """Cancels all that is under way, and closes the file."""
-        for begun in self._begun:
-            begun.request.cancel()
-        self._begun, self._ended = [], []
+        """Has the line cancel all that is under way, and closes the file."""
+        with self._changed:
+            self._stopped = True
+            self._changed.wait_for(lambda: self._ended == self._begun)
+        self._reads = []
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -185,10 +279,10 @@ def _factory(device: Any, *, framework: Any = None, method: str = "auto", **_: A
     """Opens a reader for the files of one loader. Of a loader's options it takes method, as of :class:`hbmfs.Reader`; others are for other copiers."""
     if framework is not None and framework.get_name() != "pytorch":
         raise UnavailableError(f"the copier hbmfs loads tensors of PyTorch, and this loader is for {framework.get_name()}: choose another copier")
-    reader = open_reader(_device.parse(device.as_str()), method)
+    line = _Line(open_reader(_device.parse(device.as_str()), method))
 
     def construct(metadata: Any, device: Any, framework: Any) -> HBMFSCopier:
-        return HBMFSCopier(metadata, device, framework, reader)
+        return HBMFSCopier(metadata, device, framework, line)
 
     return construct
 

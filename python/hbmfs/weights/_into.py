@@ -225,7 +225,7 @@ def _fill(library: Torch, filling: Filling, places: Sequence[Place], memory: Any
     """Notes that the bytes of tensors have come, and copies them to their targets where they are elsewhere."""
     if not _straight(filling, places):
         into = [filling.targets[place.part.tensor.name] for place in places]
-        fill(into, [library.view(memory[place.offset : place.offset + place.part.length], place.part) for place in places])
+        fill(into, memory.split([place.part.length for place in places]), lambda value, number: library.view(value, places[number].part))
     for place in places:
         filling.full(place.part.tensor.name)
 

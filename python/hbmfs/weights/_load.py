@@ -172,14 +172,18 @@ def loads_of(headers: Sequence[Header], slices: Slices, team: Team | None, apart
         want = mine[number]
         if isinstance(want, Skip):
             continue
-        cuts = {rank: said[number] for rank, said in enumerate(all_cuts) if not isinstance(said[number], Skip)}
-        shared = {} if all(cut == want for cut in cuts.values()) else columns().shared(tensor, cuts)
-        ranks = tuple(shared) if me in shared else tuple(rank for rank, cut in cuts.items() if cut == want)
-        load = loads.setdefault((me in shared, ranks), Load(Layout(apart), ranks, ranks.index(me), []))
+        shared: dict[int, Any] = {}
+        ranks: tuple[int, ...] = (0,)
+        if team is not None:
+            cuts = {rank: said[number] for rank, said in enumerate(all_cuts) if not isinstance(said[number], Skip)}
+            shared = {} if all(cut == want for cut in cuts.values()) else columns().shared(tensor, cuts)
+            ranks = tuple(shared) if me in shared else tuple(rank for rank, cut in cuts.items() if cut == want)
+        key = (me in shared, ranks)
+        load = loads.get(key) or loads.setdefault(key, Load(Layout(apart), ranks, ranks.index(me), []))
         load.layout.add(file, _parts.part(tensor, want))
         if me in shared:
             load.matrices.append(columns().Matrix(file, tensor.offset, shared, load.layout.places[-1]))
-    return [loads[key] for key in sorted(loads, key=lambda key: (len(key[1]) == 1, key))]
+    return [load for _, load in sorted(loads.items(), key=lambda item: (len(item[0][1]) == 1, item[0]))]
 
 
 def _agreed(team: Team, headers: Sequence[Header], mine: list[Cut | Skip], apart: bool) -> list[list[Any]]:

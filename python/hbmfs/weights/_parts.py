@@ -161,10 +161,12 @@ class Layout:
 
     def add(self, file: int, part: Part) -> None:
         """Packs a part of a file behind those before it."""
-        if part.length == 0:
+        length = part.length
+        if length == 0:
             self.places.append(Place(part, -1, 0))
             return
-        before = self.reads[-1][-1] if self.reads else None
+        reads = self.reads[-1] if self.reads else []
+        before = reads[-1] if reads else None
         follows = (
             before is not None
             and before.file == file
@@ -172,21 +174,21 @@ class Layout:
             and before.offsets[0] + before.run == part.offsets[0]
             and self.blocks[-1] % _alignment(part) == 0
         )
-        alone = self._apart and not (follows and part.length <= SMALL and self._small)
-        if not self.blocks or alone or self.blocks[-1] + part.length > self._most:
+        small = length <= SMALL
+        alone = self._apart and not (follows and small and self._small)
+        if before is None or alone or self.blocks[-1] + length > self._most:
+            reads, follows = [], False
             self.blocks.append(0)
-            self.reads.append([])
-            follows = False
-        self._small = part.length <= SMALL
-        size, reads = self.blocks[-1], self.reads[-1]
-        if follows:
-            before = reads[-1]
-            reads[-1] = before._replace(run=before.run + part.run)
+            self.reads.append(reads)
+        self._small = small
+        size = self.blocks[-1]
+        if follows and before is not None:
+            reads[-1] = Read(before.to, file, before.run + length, before.offsets)
         else:
             size = -(-size // APART) * APART
             reads.append(Read(size, file, part.run, part.offsets))
         self.places.append(Place(part, len(self.blocks) - 1, size))
-        self.blocks[-1] = size + part.length
+        self.blocks[-1] = size + length
 
     def within(self, block: int, begin: int, end: int) -> Iterator[Read]:
         """The reads into [begin, end) of a block."""

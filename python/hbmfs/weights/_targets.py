@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +29,7 @@ class Target(NamedTuple):
 
     def bytes(self) -> torch.Tensor:
         """Its memory as bytes, where they are the file's."""
-        return self.tensor.reshape(-1).view(torch.uint8)
+        return self.tensor.view(-1).view(torch.uint8)
 
     def filled(self) -> None:
         """Tells autograd that its memory was written to."""
@@ -37,18 +37,18 @@ class Target(NamedTuple):
             torch.autograd.graph.increment_version(self.tensor)
 
 
-def fill(into: Sequence[Target], values: Sequence[torch.Tensor]) -> None:
-    """Copies elements to targets that have come elsewhere."""
+def fill(into: Sequence[Target], values: Sequence[torch.Tensor], view: Callable[[torch.Tensor, int], torch.Tensor]) -> None:
+    """Copies bytes to targets that have come elsewhere. view gives the elements of those of a target, by its number."""
     with torch.no_grad(), torch.inference_mode(any(target.tensor.is_inference() for target in into)):
-        same = [(target.bytes(), value.reshape(-1).view(torch.uint8)) for target, value in zip(into, values, strict=True) if target.straight]
+        same = [(target.bytes(), value) for target, value in zip(into, values, strict=True) if target.straight]
         if into[0].device != _device.CPU and same:  # as bytes, since this call changes NaNs of bfloat16
             torch._foreach_copy_([to for to, _ in same], [value for _, value in same])
         else:
             for to, value in same:
                 np.copyto(to.numpy(), value.numpy())  # torch wakes all its threads for each
-        for target, value in zip(into, values, strict=True):
+        for number, target in enumerate(into):
             if not target.straight:
-                target.tensor.copy_(value)
+                target.tensor.copy_(view(values[number], number))
 
 
 def place_of(value: Any) -> int | None:
@@ -103,7 +103,7 @@ def targets(every: Mapping[str, Any], tensors: Sequence[Tensor], cuts: Sequence[
         found[name] = Target(value, there, straight)
     last = [name for name in found if name == [other for other in same[name] if other in found][-1]]
     found = {name: found[name] for name in last}
-    differences += _overlaps({name: target.tensor for name, target in found.items()})
+    differences += _overlaps(found)
     if differences:
         error = TargetError(f"the tensors of into are not as the file has them, and nothing was changed: {bounded(differences)}")
         error.differences = tuple(differences)
@@ -155,9 +155,10 @@ def _compared(value: torch.Tensor, tensor: Tensor, cut: Cut, cast: bool) -> tupl
         wrong.append(f"is of {_word(value.dtype)}, and the file has {_word(dtype)}: give cast=True to convert")
     elif value.dtype != dtype and (why := _uncastable(dtype, value)):
         wrong.append(f"is of {_word(value.dtype)}, to which the file's {_word(dtype)} is not converted: {why}")
-    if _overlaps_itself(value):
+    contiguous = value.is_contiguous()
+    if not contiguous and _overlaps_itself(value):
         wrong.append("has elements that share memory, as expand() makes them")
-    return wrong, value.dtype == dtype and value.is_contiguous()
+    return wrong, value.dtype == dtype and contiguous
 
 
 def _uncastable(dtype: torch.dtype, value: torch.Tensor) -> str | None:
@@ -176,8 +177,11 @@ def _word(dtype: torch.dtype) -> str:
 
 def _extent(value: torch.Tensor) -> tuple[int, int]:
     """Where its memory begins and ends."""
+    begin = value.data_ptr()
+    if value.is_contiguous():
+        return begin, begin + value.nbytes
     last = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
-    return value.data_ptr(), value.data_ptr() + (last + 1) * value.element_size()
+    return begin, begin + (last + 1) * value.element_size()
 
 
 def _overlaps_itself(value: torch.Tensor) -> bool:
@@ -200,13 +204,13 @@ def _same(tensors: Mapping[str, torch.Tensor]) -> dict[str, list[str]]:
     return of
 
 
-def _overlaps(tensors: Mapping[str, torch.Tensor]) -> Iterator[str]:
+def _overlaps(into: Mapping[str, Target]) -> Iterator[str]:
     """Pairs that share memory, but are not the same."""
     active: list[tuple[int, str]] = []
-    for device, begin, end, name in sorted((str(value.device), *_extent(value), name) for name, value in tensors.items() if value.numel()):
-        active = [(last, other) for last, other in active if last > begin and str(tensors[other].device) == device]
+    for device, begin, end, name in sorted((target.device, *_extent(target.tensor), name) for name, target in into.items() if target.tensor.numel()):
+        active = [(last, other) for last, other in active if last > begin and into[other].device == device]
         for _, other in active:
-            if not _apart(tensors[name], tensors[other]):
+            if not _apart(into[name].tensor, into[other].tensor):
                 yield f"{name!r} and {other!r} overlap in memory"
         active.append((end, name))
 

@@ -6,7 +6,8 @@ One process for each GPU, an NCCL group of all of them, on which a collective ra
 A row's seconds are from the last rank's call to the last rank's synchronize; the reader, headers and allocation are
 inside, and nothing is registered before. Each rank compares every tensor of each loader with safetensors' own, bit by
 bit, once. "its share" reads a disjoint part on each rank and exchanges nothing; "links" copies a share from pinned
-memory. Rows and columns are tensor parallelism: each rank gets its slices.
+memory. Rows and columns are tensor parallelism: each rank gets its slices. At the end it prints which part of the files is in the page cache after
+page_cache="keep" and "drop".
 
 Then what goes wrong: a rank that is killed, a file that is damaged under one rank, a rank without memory. It prints how
 long the others took to say so, and what they still hold.
@@ -27,6 +28,7 @@ from pathlib import Path
 import hbmfs
 import torch
 import torch.distributed as dist
+from in_place import resident, warm
 from torch import multiprocessing
 from torch_weights import Loaders as Alone
 from torch_weights import disk, forget, fresh_memory, make, same
@@ -53,7 +55,7 @@ def megatron(rank, size):
 WIDTH, HEIGHT = {}, {}
 LOADERS = (
     "hbmfs", "hbmfs_each_all", "hbmfs_its_share", "hbmfs_rows", "hbmfs_columns", "hbmfs_columns_alone", "hbmfs_megatron", "instanttensor",
-    "fastsafetensors", "fastsafetensors_hbmfs", "safetensors",
+    "fastsafetensors", "fastsafetensors_hbmfs", "fastsafetensors_hbmfs_chunks", "safetensors",
 )  # fmt: skip
 
 
@@ -91,11 +93,14 @@ class Loaders:
         ) as file:
             return dict(file.tensors())
 
-    def fastsafetensors(self, copier="nogds"):
-        return Alone(self.folder, self.files, self.device).fastsafetensors(copier, dist.group.WORLD)
+    def fastsafetensors(self, copier="nogds", **options):
+        return Alone(self.folder, self.files, self.device).fastsafetensors(copier, dist.group.WORLD, **options)
 
     def fastsafetensors_hbmfs(self):
         return self.fastsafetensors("hbmfs")
+
+    def fastsafetensors_hbmfs_chunks(self):
+        return self.fastsafetensors("hbmfs", max_batch_bytes=1 << 30)
 
     def safetensors(self):
         from safetensors.torch import load_file
@@ -175,12 +180,26 @@ def rank_main(rank, size, address, folder, files, options, results):
         for name, times in took.items():
             print(f"| {name} | {statistics.median(times):.3f} ({min(times):.3f}-{max(times):.3f}) | {statistics.median(cpu[name]):.1f} |", flush=True)
         results.put({"seconds": took, "cpu": cpu, "bytes": total})
+    dropped(rank, folder, files, control)
     if options.cold:
         cold(rank, size, folder, files, control, options)
     if not options.skip_failures:
         failures(rank, size, folder, control, options)
     print(f"rank {rank} ends", flush=True)
     os._exit(0)
+
+
+def dropped(rank, folder, files, control):
+    """The part of the files that is in the page cache after loads that keep and drop it."""
+    for page_cache in ("keep", "drop"):
+        dist.barrier(group=control)
+        begin = time.monotonic()
+        hbmfs.load_safetensors(folder, f"cuda:{rank}", group=dist.group.WORLD, progress=False, page_cache=page_cache)
+        seconds = time.monotonic() - begin
+        dist.barrier(group=control)
+        if rank == 0:
+            print(f"page cache, {page_cache}: {seconds:.3f} s, {resident(files):.5f} of the files is resident", flush=True)
+            warm(files)
 
 
 def left_the_disk(file):

@@ -104,7 +104,7 @@ class Loaders:
     def safetensors(self):
         return {name: tensor for file in self.files for name, tensor in load_file(file, device=self.device).items()}
 
-    def fastsafetensors(self, copier="nogds", group=None):
+    def fastsafetensors(self, copier="nogds", group=None, **options):
         """As vLLM drives it, which passes what ParallelLoader's default is: two files are on the device beside the tensors."""
         from fastsafetensors import SingleGroup
         from fastsafetensors.loader import BaseSafeTensorsFileLoader
@@ -115,7 +115,7 @@ class Loaders:
             import hbmfs.fastsafetensors  # noqa: F401 (makes it known)
         ranks = group or SingleGroup()
         loader = BaseSafeTensorsFileLoader(ranks, Device.from_str(self.device), copier)
-        pipeline = PipelineParallel(ranks, loader, [str(file) for file in self.files], use_tqdm_on_load=False)
+        pipeline = PipelineParallel(ranks, loader, [str(file) for file in self.files], use_tqdm_on_load=False, **options)
         try:
             return dict(pipeline.iterate_weights())
         finally:

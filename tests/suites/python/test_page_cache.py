@@ -128,6 +128,26 @@ def test_dropped_once_all_ranks_have_it(path, into):
     assert all(left <= 0.01 for left, _ in results) and sum(dropped for _, dropped in results) > 0.99 * SIZE
 
 
+def of_a_group_through_a_mount(rank, size, folder, shards):
+    """Files that were all opened at once are let go, dropped and read again."""
+    for shard in shards if rank == 0 else ():
+        warm(shard)
+    torch.distributed.barrier()
+    with hbmfs.Reader("cpu") as reader:
+        first = hbmfs.load_safetensors(folder, "cpu", group=torch.distributed.group.WORLD, reader=reader, page_cache="drop")
+        torch.distributed.barrier()
+        left, dropped = [resident(shard) for shard in shards], reader.stats()["dropped_bytes"]
+        torch.distributed.barrier()  # the other rank has looked, too
+        for file in reader.open_many([folder / shard.name for shard in shards]):
+            for _ in range(2):
+                into = np.zeros(file.size, np.uint8)
+                file.read_into(into.ctypes.data, 0, file.size).wait()
+                assert into.tobytes() == Path(file.path).read_bytes()
+                file.uncache("keep")
+        assert len(first) > 1
+        return left, dropped
+
+
 def test_through_a_mount(mount, source):
     """The pages are those of the backing files."""
     shards = sorted((source / "safetensors-sharded").glob("*.safetensors"))
@@ -137,6 +157,9 @@ def test_through_a_mount(mount, source):
         hbmfs.load_safetensors(mount / "safetensors-sharded", "cpu", reader=reader, page_cache="drop")
         assert reader.stats()["dropped_bytes"] >= 0.99 * sum(map(os.path.getsize, shards))
     assert [resident(shard) for shard in shards] == [0] * len(shards)
+    results = Ranks(2, of_a_group_through_a_mount, mount / "safetensors-sharded", shards).wait()
+    assert sum(dropped for _, dropped in results) >= 0.99 * sum(map(os.path.getsize, shards))
+    assert all(left == [0] * len(shards) for left, _ in results)
 
 
 def test_a_checkpoint_of_dcp(tmp_path):

@@ -136,6 +136,29 @@ def test_by_name(files, expected, built, options):
     assert len(built) >= len(files) and all(copier._file is None for copier in built)
 
 
+def test_reads_begin_in_the_order_of_the_files(files, expected, monkeypatch):
+    """A few at a time, so that the first tensors come first and the device has no pause between two files."""
+    monkeypatch.setattr(ours, "REQUEST", 100_000)
+    monkeypatch.setattr(ours, "AHEAD", 250_000)
+    begun, under_way, most = [], [], []
+    begin, end = ours.HBMFSCopier.begin, ours.HBMFSCopier.end
+
+    def began(self, read):
+        begun.append((files.index(self.metadata.src), read.start))
+        under_way.append(read)
+        most.append(sum(one.end - one.start for one in under_way))
+        return begin(self, read)
+
+    def ended(self, request):
+        end(self, request)
+        under_way.pop(0)
+
+    monkeypatch.setattr(ours.HBMFSCopier, "begin", began)
+    monkeypatch.setattr(ours.HBMFSCopier, "end", ended)
+    same(loaded(pipeline(files, queue_size=1)), expected)
+    assert begun == sorted(begun) and len(begun) > 2 * len(files) and 150_000 < max(most) <= 250_000 and not under_way
+
+
 def test_files_of_a_mount(folder, expected, tmp_path, built):
     point = tmp_path / "mount"
     point.mkdir()
@@ -224,7 +247,7 @@ def test_a_read_that_fails_names_the_file(files, built, options, monkeypatch):
         patch.setattr(hbmfs.Request, "wait", wait)
         with pytest.raises(hbmfs.ReadError, match=re.escape(files[1])):
             loaded(pipeline(files, **options))
-    assert all(copier._file is None and not copier._begun for copier in built)
+    assert all(copier._file is None and copier._begun == copier._ended for copier in built)
     same(loaded(pipeline(files, **options)), whole(files))
 
 
