@@ -9,6 +9,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/hbmfs/hbmfs/cufile/internal/driver"
 )
 
 // gatherer gathers random rows of a file to memory of the caller, and compares them.
@@ -160,4 +162,38 @@ func TestRegisteredRowsAreWidened(t *testing.T) {
 	if result.Choice.Why != seenWhy {
 		t.Errorf("the last gather: %+v", result)
 	}
+}
+
+// TestPackedRowsWaitForTheCallersStream has the caller's stream write the memory of a batch when the batch begins: slowly, so that rows that did not
+// wait would be overwritten.
+func TestPackedRowsWaitForTheCallersStream(t *testing.T) {
+	file, data := randomFile(t, 200_000, 33)
+	o := smallOptions(fakeLibraries(t), Auto)
+	o.Reuse = true
+	r := newReader(t, o)
+	f := openFileIn(t, r, file)
+	g := newGatherer(t, r, f, data, 300, 700)
+	until(t, "all rows are registered", func() bool { result, err := g.gather(t); must(t, err); return result.Choice.Why == seenWhy })
+	var stream driver.Handle
+	must(t, r.device.Within(func() (err error) { stream, err = r.device.CUDA.NewStream(); return err }))
+	defer func() { must(t, r.device.Within(func() error { return r.device.CUDA.DestroyStream(stream) })) }()
+	const n = 100_000
+	m, other := newMemory(t, r, n, 0), newMemory(t, r, n, 0)
+	begins, positions, numbers := newMemory(t, r, 12, 0), newMemory(t, r, 8*n, 0), newMemory(t, r, 8*n, 0)
+	must(t, r.device.Within(func() (err error) {
+		for range 20 {
+			err = errors.Join(err, r.device.CUDA.CopyWithin(driver.Pointer(m.Pointer), driver.Pointer(other.Pointer), n, stream))
+		}
+		return err
+	}))
+	s := &Sequences{Lengths: []int64{1, n - 1}, Documents: []int64{3, 4}, Tokens: n, Begins: begins.Memory, Positions: positions.Memory, Numbers: numbers.Memory}
+	busy := uintptr(stream)
+	q, err := BeginBatch(t.Context(), Target{Memory: m.Memory, Stream: &busy}, &Batch{Files: []*File{f}, Element: 1, Starts: []int64{5, 70_000}, Length: n / 2}, s)
+	must(t, err)
+	result, err := q.Result()
+	must(t, err)
+	if result.Choice.Why != seenWhy {
+		t.Fatalf("%+v", result)
+	}
+	m.holds(t, append(bytes.Clone(data[5:5+n/2]), data[70_000:70_000+n/2]...), true)
 }

@@ -111,10 +111,10 @@ func (m *Mover) moveTable(w *crew.Worker, to *crew.Destination, f *source.Finder
 		}
 		return w.Launch(to, s.Device(), count)
 	}
-	if also != nil {
-		err = w.Beside(to, func() error { return also(w, s, count*driver.PieceBytes) }, launch)
-	} else if err = to.Ready(w); err == nil {
+	if err = to.Ready(w); err == nil && also == nil {
 		err = launch()
+	} else if err == nil {
+		err = w.Beside(to, func() error { return also(w, s, count*driver.PieceBytes) }, launch)
 	}
 	return w.SentReleasing(s, end, err)
 }

@@ -63,7 +63,8 @@ func (r *Writer) Prepare(s *Sequences, target device.Memory) (*Writing, error) {
 		return nil, fmt.Errorf("%w: sequences of %d tokens are too many", crew.ErrMemory, s.Tokens)
 	}
 	if s.Begins != (device.Memory{}) {
-		err := errors.Join(r.holds(s.Begins, 4, int64(len(s.Lengths))+1), r.holds(s.Positions, 8, s.Tokens), r.holds(s.Numbers, 8, s.Tokens))
+		known := new(driver.Allocation) // mostly of all three
+		err := errors.Join(r.holds(s.Begins, 4, int64(len(s.Lengths))+1, known), r.holds(s.Positions, 8, s.Tokens, known), r.holds(s.Numbers, 8, s.Tokens, known))
 		if err != nil {
 			return nil, err
 		}
@@ -72,14 +73,14 @@ func (r *Writer) Prepare(s *Sequences, target device.Memory) (*Writing, error) {
 }
 
 // holds refuses memory that does not hold so many elements.
-func (r *Writer) holds(m device.Memory, element, count int64) error {
+func (r *Writer) holds(m device.Memory, element, count int64, known *driver.Allocation) error {
 	if m.Length < element*count || m.Pointer%uintptr(element) != 0 {
 		return fmt.Errorf("%w: %d bytes at %#x do not hold %d numbers of %d", crew.ErrMemory, m.Length, m.Pointer, count, element)
 	}
 	if count == 0 {
 		return nil
 	}
-	if err := r.device.Has(device.Memory{Pointer: m.Pointer, Length: element * count}, nil); err != nil {
+	if err := r.device.Has(device.Memory{Pointer: m.Pointer, Length: element * count}, known); err != nil {
 		return fmt.Errorf("%w: %w", crew.ErrMemory, err)
 	}
 	return nil
@@ -107,7 +108,7 @@ func (s *Writing) Check() error {
 		return fmt.Errorf("%w: elements of %d bytes are not padded", crew.ErrMemory, s.Element)
 	}
 	s.padded = s.target
-	return s.r.device.Within(func() error { return s.r.holds(s.target, s.Element, s.Tokens) })
+	return s.r.device.Within(func() error { return s.r.holds(s.target, s.Element, s.Tokens, nil) })
 }
 
 // errChanged is of lengths that were others when they were checked.

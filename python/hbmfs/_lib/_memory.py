@@ -136,25 +136,31 @@ class Torch:
         self._index = device
         self._device = torch.device("cuda", device)
         self._types: dict[Dtype, Any] = {}  # torch's, by NumPy's, which names them slowly
-        self._current: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # as torch's own compiler asks
+        # As torch's own compiler asks, in a third of the time of the public calls, and without giving up the interpreter's lock.
+        self._current: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+        guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+        self._view: Callable[..., Any] = getattr(guards, "_reinterpret_tensor", None) or torch.as_strided
+        self._empty: Callable[..., Any] | None = getattr(guards, "_empty_strided_cuda", None)  # on the device that _chosen() gives
+        self._chosen: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", None) or (lambda: -1)
 
     def allocate(self, shape: Shape, dtype: Dtype) -> tuple[Any, int, int]:
         kind = self._types.get(dtype)
-        if kind is None:
-            kind = self._types[dtype] = getattr(self._torch, dtype.name)
         try:
-            value = self._torch.empty(shape, dtype=kind, device=self._device)
+            if kind is not None and self._empty is not None and len(shape) < 3 and self._chosen() == self._index:
+                value = self._empty(shape, (*shape[1:], 1), kind)
+            else:  # which also has torch begin to use the device
+                kind = self._types[dtype] = getattr(self._torch, dtype.name)
+                value = self._torch.empty(shape, dtype=kind, device=self._device)
         except self._torch.cuda.OutOfMemoryError as err:
             size = math.prod(shape) * dtype.itemsize
             raise OutOfMemoryError(f"cuda:{self._index} has no {size} bytes left: delete tensors, or ask for less at a time") from err
         return value, value.data_ptr(), self.stream()
 
     def allocate_expanded(self, many: int, shape: Shape) -> tuple[tuple[Any, Any, Any], tuple[int, int, int], int]:
-        n = math.prod(shape)
-        memory, at, stream = self.allocate((2 * n + many // 2 + 1,), _INT64)  # at once: each allocation takes longer than three views
-        strides = (shape[-1], 1)
-        borders = memory.view(self._torch.int32).as_strided((many + 1,), (1,), 4 * n)
-        return (borders, memory.as_strided(shape, strides), memory.as_strided(shape, strides, n)), (at + 16 * n, at, at + 8 * n), stream
+        n, strides, view = math.prod(shape), (shape[-1], 1), self._view
+        borders, begins, _ = self.allocate((many + 1,), _INT32)
+        memory, at, stream = self.allocate((2 * n,), _INT64)  # at once: an allocation takes longer than two views
+        return (borders, view(memory, shape, strides, 0), view(memory, shape, strides, n)), (begins, at, at + 8 * n), stream
 
     def accept(self, out: Any, shape: Shape, dtype: Dtype) -> tuple[int, int]:
         if not isinstance(out, self._torch.Tensor):

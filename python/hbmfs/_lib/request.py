@@ -130,4 +130,5 @@ class Request(Generic[T]):
         return True
 
     def __del__(self) -> None:
-        unheard("a request", self._end, _PATIENCE)
+        if self._handle.value:
+            unheard("a request", self._end, _PATIENCE)

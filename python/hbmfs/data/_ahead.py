@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
+import _thread
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from .._lib._native import library
+from .._lib._native import library, process
 
 T = TypeVar("T")
 
@@ -18,20 +18,25 @@ def begun(call: Callable[..., T], *arguments: Any) -> Callable[[], T]:
         return lambda: call(*arguments)
     results: list[T] = []
     errors: list[BaseException] = []
+    running, started = _thread.allocate_lock(), process()
+    running.acquire()
 
     def run() -> None:
         try:
             results.append(call(*arguments))
         except BaseException as err:  # noqa: BLE001 (raised by the thread that waits)
             errors.append(err)
+        finally:
+            running.release()
 
-    thread = threading.Thread(target=run, name="hbmfs-plan", daemon=True)
-    thread.start()
+    _thread.start_new_thread(run, ())  # threading.Thread would wait here until it runs
 
     def result() -> T:
-        thread.join()
-        if errors:
-            raise errors[0]
-        return results[0] if results else call(*arguments)  # a fork ended the thread
+        if started != process() and not results and not errors:
+            return call(*arguments)  # a fork ended the thread
+        with running:
+            if errors:
+                raise errors[0]
+            return results[0]
 
     return result

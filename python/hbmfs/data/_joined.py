@@ -105,7 +105,7 @@ class Rows:
         if self._scatter is not None and self._scatter.works():
             place = self._datasets[0].place()
             if not spans.targets:
-                return self._scatter.begin(place.allocate((spans.rows, length), self._dtype), spans.rows * length, spans, length, sequences)
+                return self._scatter.begin(place.allocate((spans.rows, length), self._dtype), spans.rows * length, spans, length, sequences, place=place)
             shape = (spans.rows, length - 1)
             array, targets = place.allocate(shape, self._dtype), place.allocate(shape, self._dtype)
             return self._scatter.begin(array, spans.rows * (length - 1), spans, length, sequences, targets=targets)

@@ -74,38 +74,40 @@ class Scatter:
         sequences: Sequences | None = None,
         finish: Callable[[Any], Any] | None = None,
         targets: tuple[Any, int, int] | None = None,
+        place: Place | None = None,
     ) -> Request[Any]:
         """Starts reading spans to the array's `room` tokens; array is of Place.allocate. With sequences, the request gives the
-        array, and the arrays of Sequences.expanded(). With targets, an array like the first one, it gives both."""
+        array, and the arrays of Sequences.expanded(), which place allocates; None: the first dataset's. With targets, an array like the first one,
+        it gives both."""
         value, pointer, stream = array
         batch = _native.Batch.from_buffer_copy(self._batch)
+        lengths, documents = 0, 0
+        if sequences is not None:
+            lengths, documents = sequences.where or (address(sequences.lengths), address(sequences.documents))
         if len(spans.starts):
             batch.count, batch.starts, batch.length = len(spans.starts), address(spans.starts), length
             batch.dst, batch.dst_length = pointer, room * self._dtype.itemsize
             if spans.sources is not None:
                 batch.sources = address(spans.sources)
             if spans.lengths is not None:
-                batch.lengths = address(spans.lengths)
+                batch.lengths = lengths if sequences is not None and spans.lengths is sequences.lengths else address(spans.lengths)
             if spans.pad is not None:
                 batch.pad = int.from_bytes(np.array(spans.pad, self._dtype).tobytes(), "little") if spans.pad else 0
-                batch.sequence_count, batch.sequence_lengths, batch.sequence_documents, batch.elements = batch.count, batch.lengths, batch.starts, room
+                if sequences is None:  # numbers of documents are as starts are: below 0 for padding
+                    batch.sequence_count, batch.sequence_lengths, batch.sequence_documents, batch.elements = batch.count, batch.lengths, batch.starts, room
             if targets is not None:
                 batch.targets, batch.targets_length = targets[1], batch.dst_length
         batch.stream = stream
         if targets is not None:
             value = value, targets[0]
         if sequences is not None:
-            value = (value, self._expand(batch, sequences))
+            n, shape = len(sequences.lengths), sequences.shape
+            place = place or self._datasets[0].place()
+            expanded, (batch.cu_seqlens, batch.position_ids, batch.document_ids), batch.stream = place.allocate_expanded(n, shape)
+            batch.sequence_count, batch.elements = n, shape[0] * shape[1]
+            batch.sequence_lengths, batch.sequence_documents = lengths, documents
+            value = value, expanded
         file = self._files[0]
         assert file is not None
         owner = (self, spans, sequences)  # whose arrays are read while the request is under way
         return Request.begin(file._library, "batch_begin", (batch,), value, finish=finish, ended=file._reader._ended, owner=owner)
-
-    def _expand(self, batch: _native.Batch, sequences: Sequences) -> tuple[Any, Any, Any]:
-        """Has a request write the metadata of each token."""
-        place: Place = self._datasets[0].place()
-        n = len(sequences.lengths)
-        expanded, (batch.cu_seqlens, batch.position_ids, batch.document_ids), batch.stream = place.allocate_expanded(n, sequences.shape)
-        batch.sequence_count, batch.elements = n, sequences.shape[0] * sequences.shape[1]
-        batch.sequence_lengths, batch.sequence_documents = address(sequences.lengths), address(sequences.documents)
-        return expanded

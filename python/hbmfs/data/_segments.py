@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 from collections import namedtuple
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 import numpy as np
@@ -79,7 +79,14 @@ class Segments(NamedTuple):
             return [Sequences((0, length), *self, 0)]
         at = np.append(0, np.cumsum(each))[::rows]
         longest = np.maximum.reduceat(self.lengths, at[:-1]).tolist() if len(at) > 1 else []
-        return [Sequences((rows, length), *self.part(a, b), n) for (a, b), n in zip(itertools.pairwise(at.tolist()), longest, strict=True)]
+        return self.cut(itertools.pairwise(at.tolist()), (rows, length), longest)
+
+    def cut(self, at: Iterable[Sequence[int]], shape: tuple[int, int], longest: Sequence[int]) -> list[Sequences]:
+        """The sequences of batches of this shape, which go from one place to another."""
+        (lengths, documents, goes_on), where = self, (address(self.lengths), address(self.documents))
+        return [
+            Sequences(shape, lengths[a:b], documents[a:b], goes_on[a:b], n, (where[0] + 8 * a, where[1] + 8 * a)) for (a, b), n in zip(at, longest, strict=True)
+        ]
 
 
 class Sequences(NamedTuple):
@@ -90,6 +97,7 @@ class Sequences(NamedTuple):
     documents: Ints
     goes_on: NDArray[np.bool_]
     longest: int
+    where: tuple[int, int] | None = None  # the addresses of lengths and documents, if they are known
 
     def expanded(self) -> tuple[Any, Any, Any]:
         """cu_seqlens, position_ids and document_ids, as the library writes them."""

@@ -346,7 +346,7 @@ class Stream(Generic[B]):
                 self._finish(end)
 
     def _fill(self, queue: Queue, under_way: deque[Batch], plan: Iterator[Batch]) -> None:
-        for batch in itertools.islice(plan, self.depth - len(queue)):
+        for batch in itertools.islice(plan, queue.depth - len(queue)):
             queue.put(batch, self._row, dtype=self.dtype)
             under_way.append(batch)
 

@@ -78,14 +78,12 @@ class _Window:
 
     def batches(self, firsts: Ints, rows: int, length: int, pad: int) -> list[Batch]:
         """Batches of so many samples, which this window has, from these positions on: ascending, and not over each other."""
-        starts, (lengths, documents, goes_on), borders, _ = self._packing
+        starts, segments, borders, _ = self._packing
         at = np.stack((borders[firsts - self.first], borders[firsts - self.first + rows]), axis=1)
-        longest = np.maximum.reduceat(lengths[: at[-1, 1]], at.reshape(-1)[:-1])[::2]
-        return [
-            Batch(Spans(rows, starts[a:b], None, own, pad), Sequences((rows, length), own, documents[a:b], goes_on[a:b], n))
-            for (a, b), n in zip(at.tolist(), longest.tolist(), strict=True)
-            for own in [lengths[a:b]]
-        ]
+        longest = np.maximum.reduceat(segments.lengths[: at[-1, 1]], at.reshape(-1)[:-1])[::2]
+        places = at.tolist()
+        each = segments.cut(places, (rows, length), longest.tolist())
+        return [Batch(Spans(rows, starts[a:b], None, own.lengths, pad), own) for (a, b), own in zip(places, each, strict=True)]
 
 
 class PackedStream(Stream["Packed[A]"], Generic[A]):
