@@ -19,6 +19,7 @@ func TestOneErrorForWhatIsNotThere(t *testing.T) {
 			for what, ask := range map[string]func() error{
 				"Read":   func() error { _, err := f.Read(t.Context(), s.Offset, s.Length); return err },
 				"Gather": func() error { _, err := f.Gather(t.Context(), []int64{0, s.Offset}, s.Length); return err },
+				"GatherSpans": func() error { _, err := f.GatherSpans(t.Context(), []Span{{0, 1}, s}); return err },
 				"GatherInto": func() error {
 					_, err := f.GatherInto(t.Context(), Target{Memory: m.Memory}, []int64{0, s.Offset}, s.Length)
 					return err
