@@ -42,9 +42,9 @@ type mountedFile struct {
 // InlineObject is the object of bytes that lie in no backing file (docs/reference/control-protocol.md).
 const InlineObject = 0
 
-// A regular view of any size has few runs. Up to fewRuns are asked for at once. Of a file with more only those of a
-// request are, until that has taken as long as asking for all would have: then all are kept. mostRuns bounds their memory, which is 48 bytes each, or about 6
-// where they are more than mostPlaced.
+// A regular view of any size has few runs. Up to fewRuns are asked for at once. Of a file with more only those of a request are, until one
+// needs more than manyRuns. Then all are kept. Where they are more than mostPlaced, they are asked for range by range until that has taken
+// as long as asking for all would have. mostRuns bounds their memory: 48 bytes each, or about 6 where they are more than mostPlaced.
 const (
 	fewRuns  = 1 << 12
 	manyRuns = 1 << 6
@@ -120,7 +120,9 @@ func (m *mountedFile) Runs(ctx context.Context, spans []Span) ([]Run, error) {
 	all, err := m.extents(ctx, first, last-first, manyRuns)
 	if errors.Is(err, ErrTooLarge) {
 		if ranges := joined(spans); m.mayAskApart(len(ranges)) {
-			return m.askApart(ctx, ranges)
+			if list, err := m.askApart(ctx, ranges); !errors.Is(err, ErrTooLarge) {
+				return list, err
+			}
 		}
 		all, err = m.askOnce(ctx, first, last-first)
 	}
@@ -130,22 +132,23 @@ func (m *mountedFile) Runs(ctx context.Context, spans []Span) ([]Run, error) {
 	return all.of(spans), nil
 }
 
-// mayAskApart says whether asking for so many ranges, with those before, takes less time than asking for all runs. So the first batches of a
-// file of many samples come at once, and no more than twice the time is spent in all.
+// mayAskApart says whether asking for so many ranges, with those before, takes less time than asking for all runs, and these are so many
+// that a program would wait for seconds. So the first batches of a file of many samples come at once, and no more than twice the time is
+// spent in all.
 func (m *mountedFile) mayAskApart(ranges int) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if (m.apart+int64(ranges))*runsForARange > m.info.Runs {
+	if m.info.Runs <= mostPlaced || (m.apart+int64(ranges))*runsForARange > m.info.Runs {
 		return false
 	}
 	m.apart += int64(ranges)
 	return true
 }
 
-// askApart asks for the runs of ranges that are in order and apart.
+// askApart asks for the runs of ranges that are in order and apart. A range of more than manyRuns is ErrTooLarge.
 func (m *mountedFile) askApart(ctx context.Context, ranges []Span) (list []Run, err error) {
 	for i := range ranges {
-		some, err := m.extents(ctx, ranges[i].Offset, ranges[i].N, mostRuns)
+		some, err := m.extents(ctx, ranges[i].Offset, ranges[i].N, manyRuns)
 		if err != nil {
 			return nil, err
 		}
