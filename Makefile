@@ -120,7 +120,7 @@ SEED := $(or $(SEED),$(shell od -An -N4 -tu4 /dev/urandom | tr -d ' '))
 
 # What has the packages that others train with lies in these packages of tests. Its names have Peers in them.
 test-peers: build lib testreport ## Run the real readers and writers: Megatron, DeepSpeed, Transformers, MosaicML Streaming, LitData and others (4 minutes)
-	@tools/need.sh fuse python $(if $(filter 1,$(RACE)),cc)
+	@tools/need.sh fuse python ffmpeg $(if $(filter 1,$(RACE)),cc)
 	@tests/venv.sh $(PEERS) $(VENV)
 	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_PEERS=$(abspath $(PEERS)/bin/python) HBMFS_LIBRARY=$(abspath bin/libhbmfs.so) \
 	  $(CACHE)/testreport --must-not-skip tests/must_not_skip_peers.txt $(LIMITS) --whole=20m \

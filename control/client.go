@@ -268,12 +268,16 @@ func (c *Client) Release(ctx context.Context, objects ...uint64) error {
 }
 
 // ReportStats adds bytes and reads since the last report, by path and reason, to this client's sums in the mount's status.
-// The daemon tells a few dozen reasons apart: let them name kinds of cases, without figures that vary.
+// The daemon tells a few dozen reasons and fields apart: let reasons name kinds of cases, without figures that vary. A daemon that
+// is older than this program hears of no fields.
 func (c *Client) ReportStats(ctx context.Context, moved ...PathReport) error {
 	for part := range slices.Chunk(moved, MaxMoved) {
 		part = slices.Clone(part)
 		for i := range part {
-			part[i].Reason = printable(part[i].Reason, ReasonSize)
+			part[i].Reason, part[i].Field = printable(part[i].Reason, ReasonSize), printable(part[i].Field, FieldSize)
+			if c.welcome.Flags&WelcomeFields == 0 {
+				part[i].Field = ""
+			}
 		}
 		if err := c.tell(ctx, TypeStats, func(b []byte) []byte { return AppendStats(b, part) }); err != nil {
 			return err

@@ -169,6 +169,7 @@ HBMFS_ASSERT(sizeof(struct hbmfs_hello) == 56);
 #define HBMFS_WELCOME_DRAFTS    2u /* the mount is a checkpoint volume: BEGIN makes a draft in it */
 #define HBMFS_WELCOME_KV        4u /* the mount is a KV volume: KV_OPEN opens a namespace of it */
 #define HBMFS_WELCOME_CHANGES   8u /* the daemon answers CHANGES */
+#define HBMFS_WELCOME_FIELDS    16u /* STATS may name fields */
 
 struct hbmfs_welcome {
 	uint16_t version;
@@ -247,9 +248,10 @@ HBMFS_ASSERT(sizeof(struct hbmfs_named) == 16);
 #define HBMFS_MAX_MOVED   64
 #define HBMFS_REASON_SIZE 128
 
-struct hbmfs_moved { /* behind the last one the reasons */
+struct hbmfs_moved { /* behind the last one the reasons and fields: each entry's reason, then its field */
 	uint32_t path; /* 0 direct, 1 mapped, 2 staged, 3 compat, 4 host */
-	uint32_t length; /* of the reason */
+	uint16_t length; /* of the reason */
+	uint16_t field_length; /* of the field's name, 0 for none */
 	uint64_t bytes;
 	uint64_t reads;
 };

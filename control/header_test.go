@@ -27,7 +27,7 @@ func TestTheHeaderForC(t *testing.T) {
 	want = (&Lookup{LookupFDs, nil}).AppendTo(want)
 	want = (&Files{Files: []File{{1, 2, -1, 4, 5, 6, InfoMore, 8, 9, 0, 0}}}).AppendTo(want)
 	want, _ = AppendNames(want, []Named{{1, ""}})
-	want = AppendStats(want, []PathReport{{PathHost, "", 5, 6}})
+	want = AppendStats(want, []PathReport{{PathHost, "", 5, 6, ""}})
 	want = (&ReaderCount{7}).AppendTo(want)
 	want = AppendObjectRanges(want, []ObjectRange{{1, Range{2, 3}}})
 	want = (&Begin{ID: DraftID{1}, Part: 2, Parts: 3, Umask: 4, Flags: BeginAttach}).AppendTo(want)

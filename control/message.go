@@ -52,6 +52,9 @@ const WelcomeKV WelcomeFlags = 4
 // WelcomeChanges says that the daemon answers CHANGES.
 const WelcomeChanges WelcomeFlags = 8
 
+// WelcomeFields says that STATS may name fields of samples.
+const WelcomeFields WelcomeFlags = 16
+
 // Welcome answers HELLO.
 type Welcome struct {
 	Version   uint16 // that the connection speaks

@@ -21,17 +21,19 @@ func (p PathNumber) String() string {
 	return "unknown"
 }
 
-// PathReport is how much a client moved by one path, for one reason, since its last report.
+// PathReport is how much a client moved by one path, for one reason and of one field, since its last report.
 type PathReport struct {
 	Path   PathNumber
 	Reason string // why this path was taken: printable ASCII, at most [ReasonSize] bytes; the same words each time
 	Bytes  int64
 	Reads  int64
+	Field  string // of samples, whose values were read; "" for other bytes: printable ASCII, at most [FieldSize] bytes
 }
 
 // Limits of a report.
 const (
 	ReasonSize = 128 // bytes of a reason
+	FieldSize  = 64  // bytes of a field's name
 	MaxMoved   = 64  // entries of one STATS
 	movedSize  = 24
 	// maxMoved bounds one entry: 2^48 bytes are 256 TiB.
@@ -42,10 +44,10 @@ const (
 func AppendStats(b []byte, moved []PathReport) []byte {
 	b = put32(b, uint32(len(moved)), 0)
 	for _, m := range moved {
-		b = put64(put32(b, uint32(m.Path), uint32(len(m.Reason))), uint64(m.Bytes), uint64(m.Reads))
+		b = put64(put32(b, uint32(m.Path), uint32(len(m.Reason))|uint32(len(m.Field))<<16), uint64(m.Bytes), uint64(m.Reads))
 	}
 	for _, m := range moved {
-		b = append(b, m.Reason...)
+		b = append(append(b, m.Reason...), m.Field...)
 	}
 	return b
 }
@@ -60,10 +62,10 @@ func ParseStats(p []byte) ([]PathReport, error) {
 	for i := range moved {
 		m := &moved[i]
 		m.Path = PathNumber(table.u32())
-		length := table.u32()
+		reason, field := table.u16(), table.u16()
 		m.Bytes, m.Reads = table.i64(), table.i64()
-		m.Reason = string(r.bytes(int(length)))
-		r.bad = r.bad || m.Path >= Paths || m.Bytes > maxMoved || m.Reads > maxMoved || length > ReasonSize || !isPrintable(m.Reason)
+		m.Reason, m.Field = string(r.bytes(int(reason))), string(r.bytes(int(field)))
+		r.bad = r.bad || m.Path >= Paths || m.Bytes > maxMoved || m.Reads > maxMoved || reason > ReasonSize || field > FieldSize || !isPrintable(m.Reason+m.Field)
 	}
 	r.bad = r.bad || table.bad
 	return moved, r.end()

@@ -11,9 +11,9 @@ import (
 // halved is a source whose bytes move once: before, they lie in one piece, and after that the second half is in the mount.
 type halved struct{ *restless }
 
-func (s *halved) Runs(ctx context.Context, offset, n int64) ([]source.Run, error) {
+func (s *halved) Runs(ctx context.Context, spans []source.Span) ([]source.Run, error) {
 	if s.moves.Load() == 0 {
-		return s.restless.Runs(ctx, offset, n)
+		return s.restless.Runs(ctx, spans)
 	}
 	half := s.Size() / 2
 	return []source.Run{{Length: half, Count: 1, Object: 1}, {Logical: half, Length: s.Size() - half, Offset: half, Count: 1, Object: source.InlineObject}}, nil

@@ -62,7 +62,7 @@ func (r *Reader) admit(ctx context.Context, name string, s source.File, note str
 
 // add makes a File, which the Reader closes at the latest.
 func (r *Reader) add(name string, s source.File, note string) *File {
-	f := &File{r: r, name: name, source: s, note: note, requests: map[*Request]bool{}}
+	f := &File{r: r, name: name, source: s, note: note, tally: tally.Tally{Field: tally.FieldOf(name)}, requests: map[*Request]bool{}}
 	r.opened.Add(s.Size())
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -17,8 +17,9 @@ func TestOneErrorForWhatIsNotThere(t *testing.T) {
 		const huge = 1<<63 - 1
 		for _, s := range []Span{{-1, 1}, {0, 10_001}, {10_001, 0}, {1, huge}, {huge, 1}, {0, -1}, {0, huge}, {10_000, 1}, {-huge, huge}} {
 			for what, ask := range map[string]func() error{
-				"Read":   func() error { _, err := f.Read(t.Context(), s.Offset, s.Length); return err },
-				"Gather": func() error { _, err := f.Gather(t.Context(), []int64{0, s.Offset}, s.Length); return err },
+				"Read":        func() error { _, err := f.Read(t.Context(), s.Offset, s.Length); return err },
+				"Gather":      func() error { _, err := f.Gather(t.Context(), []int64{0, s.Offset}, s.Length); return err },
+				"GatherSpans": func() error { _, err := f.GatherSpans(t.Context(), []Span{{0, 1}, s}); return err },
 				"GatherInto": func() error {
 					_, err := f.GatherInto(t.Context(), Target{Memory: m.Memory}, []int64{0, s.Offset}, s.Length)
 					return err

@@ -7,6 +7,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -101,6 +102,34 @@ func TestGatherBringsSpansInOrder(t *testing.T) {
 			if !bytes.Equal(content(t, v), want) {
 				t.Fatalf("gather %d x %d by %s: wrong bytes", len(offsets), length, v.Choice().Path)
 			}
+		}
+	})
+}
+
+func TestGatherOfSpansOfAnyLength(t *testing.T) {
+	everyPath(t, func(t *testing.T, o Options) {
+		name, data := randomFile(t, 3<<20+77, 2)
+		r := newReader(t, o)
+		f := openFileIn(t, r, name)
+		random := rand.New(rand.NewPCG(5, 6))
+		for range 10 {
+			var spans []Span
+			var want []byte
+			for range random.IntN(100) {
+				at := random.Int64N(f.Size())
+				spans = append(spans, Span{at, random.Int64N(min(20_000, f.Size()-at+1))})
+				want = append(want, data[at:at+spans[len(spans)-1].Length]...)
+			}
+			v, err := f.GatherSpans(t.Context(), spans)
+			if err != nil {
+				t.Fatalf("gather %d spans: %v", len(spans), err)
+			}
+			if !bytes.Equal(content(t, v), want) {
+				t.Fatalf("gather %d spans by %s: wrong bytes", len(spans), v.Choice().Path)
+			}
+		}
+		if _, err := f.GatherSpans(t.Context(), slices.Repeat([]Span{{0, f.Size()}}, int(r.arena.Size()/f.Size())+1)); !errors.Is(err, ErrTooLarge) {
+			t.Errorf("more than the arena: %v", err)
 		}
 	})
 }

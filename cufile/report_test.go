@@ -26,3 +26,21 @@ func TestTallyCountsByPathAndReason(t *testing.T) {
 		t.Error("the same again")
 	}
 }
+
+func TestTallyNamesTheField(t *testing.T) {
+	for file, want := range map[string]string{
+		"/mnt/.hbmfs/views/fields/jpg.values.npy": "jpg",
+		"/mnt/.hbmfs/views/a/fields/latent.npy":   "latent",
+		"fields/%2Ea.seg.values.npy":              "%2Ea.seg",
+		"/mnt/.hbmfs/views/fields/fields.json":    "",
+		"/mnt/.hbmfs/views/tensors/latent.npy":    "",
+		"/mnt/.hbmfs/views/tokens.npy":            "",
+		"/mnt/fields":                             "",
+	} {
+		all := tally.Tally{Field: tally.FieldOf(file)}
+		Moved{Host: 10}.tell(&all, Choice{Host, "asked for"})
+		if due := all.Due(); len(due) != 1 || due[0].Field != want || due[0].Bytes != 10 {
+			t.Errorf("%s: %+v, want field %q", file, due, want)
+		}
+	}
+}

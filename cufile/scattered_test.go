@@ -52,7 +52,7 @@ func (s *scattered) Release(_ context.Context, files []*source.Backing) {
 	s.now.Add(-int64(len(files)))
 }
 
-func (s *scattered) Runs(context.Context, int64, int64) ([]source.Run, error) {
+func (s *scattered) Runs(context.Context, []source.Span) ([]source.Run, error) {
 	var list []source.Run
 	for i := range s.files {
 		list = append(list, source.Run{Logical: int64(i), Length: 1, Object: uint64(i), Stride: 1, Count: 1})

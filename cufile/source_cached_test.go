@@ -26,7 +26,7 @@ func newRestless(plain source.File) *restless {
 	return s
 }
 
-func (s *restless) Runs(context.Context, int64, int64) ([]source.Run, error) {
+func (s *restless) Runs(context.Context, []source.Span) ([]source.Run, error) {
 	return []source.Run{{Length: s.Size(), Count: 1, Object: 1}}, nil
 }
 

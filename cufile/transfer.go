@@ -29,6 +29,30 @@ func (f *File) Gather(ctx context.Context, offsets []int64, length int64) (*View
 	return f.fill(ctx, v, spans)
 }
 
+// GatherSpans is Gather of spans of different lengths.
+func (f *File) GatherSpans(ctx context.Context, spans []Span) (*View, error) {
+	list := make([]source.Span, len(spans))
+	for i, s := range spans {
+		list[i] = source.Span{Offset: s.Offset, N: s.Length}
+	}
+	if err := f.insideAll(list); err != nil {
+		return nil, err
+	}
+	total, arena := int64(0), f.r.arena.Size()
+	for i := range list {
+		if list[i].N > arena-total {
+			return nil, fmt.Errorf("read %s: %w: %d spans do not fit into the arena of %d: read less at a time, or make the arena larger", f.name, ErrTooLarge, len(spans), arena)
+		}
+		list[i].To = total
+		total += list[i].N
+	}
+	v, err := f.r.view(ctx, total)
+	if err != nil {
+		return nil, err
+	}
+	return f.fill(ctx, v, list)
+}
+
 // reserve checks a request and takes memory of the arena for it. Nothing is under way when it fails.
 func (f *File) reserve(ctx context.Context, offsets []int64, length int64) (*View, []source.Span, error) {
 	spans, err := f.rows(nil, offsets, length)

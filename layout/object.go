@@ -122,11 +122,19 @@ func readFull(ctx context.Context, o *Object, off, n int64) ([]byte, error) {
 		return nil, fmt.Errorf("%s: bytes %d to %d are asked for, the file has %d", o.Name, off, off+n, o.Size)
 	}
 	p := make([]byte, n)
-	if m, err := o.ReadAt(ctx, p, off); int64(m) < n {
+	if err := fill(ctx, o, p, off); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// fill reads all of p, which lies inside o.
+func fill(ctx context.Context, o *Object, p []byte, off int64) error {
+	if m, err := o.ReadAt(ctx, p, off); m < len(p) {
 		if err == nil || err == io.EOF {
 			err = io.ErrUnexpectedEOF
 		}
-		return nil, fmt.Errorf("read %s at %d: %w", o.Name, off, err)
+		return fmt.Errorf("read %s at %d: %w", o.Name, off, err)
 	}
-	return p, nil
+	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"path"
+	"slices"
 	"strings"
 	"time"
 )
@@ -252,7 +253,8 @@ type windowReader struct {
 	off int64
 	err error // of the origin, which archive/tar may wrap or hide
 
-	window []byte
+	window []byte // of room, which is used again
+	room   []byte
 	at     int64 // where window begins in o
 }
 
@@ -270,7 +272,9 @@ func (r *windowReader) Read(p []byte) (int, error) {
 		if r.off == end {
 			size = windowFollowing
 		}
-		window, err := readFull(r.ctx, r.o, r.off, min(size, r.o.Size-r.off))
+		size = min(size, r.o.Size-r.off)
+		r.window, r.room = nil, slices.Grow(r.room[:0], int(size))
+		err := fill(r.ctx, r.o, r.room[:size], r.off)
 		if err == nil {
 			err = r.ctx.Err()
 		}
@@ -278,7 +282,7 @@ func (r *windowReader) Read(p []byte) (int, error) {
 			r.err = err
 			return 0, err
 		}
-		r.window, r.at = window, r.off
+		r.window, r.at = r.room[:size], r.off
 	}
 	n := copy(p, r.window[r.off-r.at:])
 	r.off += int64(n)

@@ -1,7 +1,7 @@
 #!/bin/sh
 # need.sh NEED...: makes sure that this machine has what a make target needs.
 # Needs: go (the one that go.mod asks for), fuse (fusermount3), cc (a C compiler, for the race detector), python (python3 with
-# venv), nginx, strace, rpm, cluster (containerd, runc, CNI's plugins).
+# venv), nginx, strace, ffmpeg, rpm, cluster (containerd, runc, CNI's plugins).
 # What is missing is installed when this is root on a Debian-like system; else the command to run is named.
 set -eu
 
@@ -31,6 +31,10 @@ for need in "$@"; do
     nginx)
         # Debian has it in /usr/sbin, where an ordinary user's PATH need not lead.
         PATH="$PATH:/usr/sbin" command -v nginx >/dev/null || missing="$missing nginx-light"
+        ;;
+    ffmpeg)
+        # torchcodec loads its libraries.
+        command -v ffmpeg >/dev/null || missing="$missing ffmpeg"
         ;;
     rpm)
         command -v rpm >/dev/null || missing="$missing rpm"

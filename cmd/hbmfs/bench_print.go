@@ -23,12 +23,20 @@ func (c *benchCommand) write(r *bench.Result) {
 		case row.Skipped != "":
 			fmt.Fprintf(w, "%s\t%s\t-\t-\t-\t  %s\n", row.Path, row.Mode, row.Skipped)
 		case row.OfWall == 0:
-			fmt.Fprintf(w, "%s\t%s\t%.2f\t-\t%.3f\t\n", row.Path, row.Mode, row.GBps, row.CPUPerGB)
+			fmt.Fprintf(w, "%s\t%s\t%.2f\t-\t%.3f\t%s\n", row.Path, row.Mode, row.GBps, row.CPUPerGB, samplesRate(row.Samples))
 		default:
-			fmt.Fprintf(w, "%s\t%s\t%.2f\t%.2f\t%.3f\t%s\n", row.Path, row.Mode, row.GBps, row.OfWall, row.CPUPerGB, perGPU(row.PerGPU))
+			fmt.Fprintf(w, "%s\t%s\t%.2f\t%.2f\t%.3f\t%s%s\n", row.Path, row.Mode, row.GBps, row.OfWall, row.CPUPerGB, samplesRate(row.Samples), perGPU(row.PerGPU))
 		}
 	}
 	w.Flush()
+}
+
+// samplesRate says how many samples were read in a second, where they were counted.
+func samplesRate(samples float64) string {
+	if samples == 0 {
+		return ""
+	}
+	return fmt.Sprintf("  %.0f samples/s", samples)
 }
 
 // perGPU lists rates where there are several GPUs.

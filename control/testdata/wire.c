@@ -33,7 +33,7 @@ int main(void)
 	WRITE(struct hbmfs_list, {1, 0});
 	WRITE(struct hbmfs_named, {1, 0, 0});
 	WRITE(struct hbmfs_list, {1, 0});
-	WRITE(struct hbmfs_moved, {4, 0, 5, 6});
+	WRITE(struct hbmfs_moved, {4, 0, 0, 5, 6});
 	WRITE(struct hbmfs_count, {7, 0});
 	WRITE(struct hbmfs_list, {1, 0});
 	WRITE(struct hbmfs_object_range, {1, 2, 3});

@@ -405,6 +405,17 @@ func TestWhatClientsReportIsBounded(t *testing.T) {
 			c.join(strconv.Itoa(i), readerID{greedy + 10 + uid, 0})
 		}
 	}
+	fields := c.join("fields", readerID{})
+	for i := range 10 * usageFields {
+		c.report(fields, []control.PathReport{{Path: control.PathHost, Field: strconv.Itoa(i), Bytes: 3, Reads: 1}, {Path: control.PathDirect, Bytes: 1, Reads: 1}})
+	}
+	sum := int64(0)
+	for _, f := range fields.status("fields").Fields {
+		sum += f.Bytes
+	}
+	if s = c.byName()["fields"].status("fields"); len(s.Fields) > usageFields+int(control.Paths) || sum != 30*usageFields || s.Fields[0].Field != others {
+		t.Errorf("%d fields are kept, with %d bytes: %+v", len(s.Fields), sum, s.Fields[:1])
+	}
 	if len(c.usages) > usageNames+usageNames/2+1 { // those of the daemon's own user come on top
 		t.Errorf("%d names are kept", len(c.usages))
 	}

@@ -309,6 +309,7 @@ func (s *session) hello(payload []byte, a *answer) error {
 	if s.server.changes.file != nil {
 		welcome.Flags |= control.WelcomeChanges
 	}
+	welcome.Flags |= control.WelcomeFields
 	a.header.Type, a.payload = control.TypeWelcome, welcome.AppendTo
 	return nil
 }

@@ -22,6 +22,7 @@ type client struct {
 type usage struct {
 	connections int
 	moved       map[pathReason]amount
+	fields      map[pathField]int64 // bytes
 }
 
 // pathReason is a path and why a reader took it.
@@ -30,18 +31,27 @@ type pathReason struct {
 	reason string
 }
 
+// pathField is a path, and the field of samples whose values took it.
+type pathField struct {
+	path  control.PathNumber
+	field string
+}
+
 type amount struct{ bytes, reads int64 }
+
+func newUsage() *usage { return &usage{moved: map[pathReason]amount{}, fields: map[pathField]int64{}} }
 
 // readerID tells readers apart. Clients draw the numbers, so each counts for one user only.
 type readerID struct{ uid, number uint32 }
 
-// Limits of the names and reasons that the status tells apart: clients choose both.
+// Limits of the names, reasons and fields that the status tells apart: clients choose them.
 const (
 	usageNames  = 64 // of all users
-	usageChoice = 48 // of one name of one user, and one for each path that stands for the rest
+	usageChoice = 48 // reasons of one name of one user, and one for each path that stands for the rest
+	usageFields = 48 // likewise
 )
 
-// others stands for names and reasons beyond these limits.
+// others stands for names, reasons and fields beyond these limits.
 const others = "(others)"
 
 // join counts a connection whose peer has said HELLO.
@@ -57,7 +67,7 @@ func (s *Server) join(name string, r readerID) *usage {
 	}
 	u := s.usages[k]
 	if u == nil {
-		u = &usage{moved: map[pathReason]amount{}}
+		u = newUsage()
 		s.usages[k] = u
 	}
 	u.connections++
@@ -107,7 +117,19 @@ func (s *Server) report(u *usage, moved []control.PathReport) {
 			k.reason = others
 		}
 		u.add(k, amount{m.Bytes, m.Reads})
+		if m.Field == "" {
+			continue
+		}
+		f := pathField{m.Path, m.Field}
+		if _, known := u.fields[f]; !known && len(u.fields) >= usageFields {
+			f.field = others
+		}
+		u.addField(f, m.Bytes)
 	}
+}
+
+func (u *usage) addField(k pathField, bytes int64) {
+	u.fields[k] += min(bytes, math.MaxInt64-u.fields[k])
 }
 
 func (u *usage) add(k pathReason, a amount) {
@@ -123,12 +145,15 @@ func (s *Server) byName() map[string]*usage {
 	for of, u := range s.usages {
 		sum := all[of.name]
 		if sum == nil {
-			sum = &usage{moved: map[pathReason]amount{}}
+			sum = newUsage()
 			all[of.name] = sum
 		}
 		sum.connections += u.connections
 		for k, a := range u.moved {
 			sum.add(k, a)
+		}
+		for k, bytes := range u.fields {
+			sum.addField(k, bytes)
 		}
 	}
 	return all
@@ -162,7 +187,7 @@ func (s *Server) disable(why string) {
 
 // status is the usage as the status shows it.
 func (u *usage) status(name string) status.Client {
-	s := status.Client{Name: name, Connections: u.connections, Bytes: map[string]int64{}, Reads: map[string]int64{}, Choices: []status.PathUse{}}
+	s := status.Client{Name: name, Connections: u.connections, Bytes: map[string]int64{}, Reads: map[string]int64{}, Choices: []status.PathUse{}, Fields: []status.FieldUse{}}
 	for k, sum := range u.moved {
 		path := k.path.String()
 		s.Bytes[path] += min(sum.bytes, math.MaxInt64-s.Bytes[path])
@@ -171,6 +196,12 @@ func (u *usage) status(name string) status.Client {
 	}
 	slices.SortFunc(s.Choices, func(a, b status.PathUse) int {
 		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Path, b.Path), cmp.Compare(a.Reason, b.Reason))
+	})
+	for k, bytes := range u.fields {
+		s.Fields = append(s.Fields, status.FieldUse{Field: k.field, Path: k.path.String(), Bytes: bytes})
+	}
+	slices.SortFunc(s.Fields, func(a, b status.FieldUse) int {
+		return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Field, b.Field), cmp.Compare(a.Path, b.Path))
 	})
 	return s
 }

@@ -1,7 +1,7 @@
 """Random batches of samples from a mount of many shards, beside the loaders of MosaicML, LitData and WebDataset.
 
     samples.py HBMFS [--dir DIR] [--device cpu] [--samples 8192] [--shards 256] [--batch 128] [--workers 2] [--rounds 5] [--alone]
-        [--skip LOADER]... [--decode] [--json FILE]
+        [--skip LOADER]... [--decode] [--same-order] [--json FILE]
 
 HBMFS is the built command; HBMFS_LIBRARY and PYTHONPATH name the package that is measured. `make bench-samples` runs it with Python's packages of
 tests/requirements-peers.txt. There are two sets: "jpg" has 50 to 250 kB of random bytes in each sample, and "latent" an array of float16 of 32 KiB.
@@ -9,6 +9,9 @@ hbmfs mounts the shards that MosaicML's writer made, and MosaicML's loader reads
 All but WebDataset shuffle the samples, each in its own order; WebDataset reads its shards in sequence. Each loader gives one tensor of all values of a batch.
 Workers put it together, and with a GPU pin it, before it goes to the device. The files are in the page cache. Loaders take turns of a second.
 --skip leaves out the rows that begin so. Without MosaicML's writer this file writes the shards, in the same format.
+
+With --same-order MosaicML's and LitData's loaders give the samples in the order that SampleStream gives them: by number, through a sampler of torch's
+DataLoader.
 
 With --decode there is one set, "image": JPEGs of 256 x 256 pixels, 512 different ones. Each loader gives the bytes in memory of the host, pinned with a
 GPU. torchvision's decode_jpeg makes batches of images on the device of them, which are resized to 224 x 224. One row is the decoder alone.
@@ -31,6 +34,7 @@ import time
 import hbmfs
 import numpy as np
 import torch
+from hbmfs.data.permutation import Permutation
 
 REST = 2  # seconds in which workers make the batches that they keep ready
 SHAPE = (4, 64, 64)
@@ -105,6 +109,39 @@ def loading(options):
     return {"num_workers": options.workers, "prefetch_factor": 4, "persistent_workers": True, "pin_memory": options.device != "cpu"}
 
 
+class Order:
+    """A sampler of SampleStream's order: seed 1, an epoch each time."""
+
+    def __init__(self, samples):
+        self.samples, self.epoch = samples, 0
+
+    def __len__(self):
+        return self.samples
+
+    def __iter__(self):
+        self.epoch += 1
+        return iter(Permutation(self.samples, 1, self.epoch - 1)(np.arange(self.samples)).tolist())
+
+
+class ByNumber:
+    """A loader's dataset as map-style alone: DataLoader takes no sampler for one that it could iterate over."""
+
+    def __init__(self, data):
+        self.data = data
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, i):
+        return self.data[i]
+
+
+def in_same_order(data, options):
+    data = ByNumber(data)
+    loader = torch.utils.data.DataLoader(data, options.batch, sampler=Order(len(data)), drop_last=True, collate_fn=first_field, **loading(options))
+    return to_device(loader, options)
+
+
 def plain_write(folder, kind, column, options):
     """Shards as MosaicML's writer makes them."""
     os.makedirs(folder)
@@ -141,7 +178,9 @@ def mosaic_write(folder, kind, options):
 def mosaic(folder, options):
     from streaming import StreamingDataLoader, StreamingDataset
 
-    data = StreamingDataset(local=folder, shuffle=True, batch_size=options.batch)
+    data = StreamingDataset(local=folder, shuffle=not options.same_order, batch_size=options.batch)
+    if options.same_order:
+        return in_same_order(data, options)
     return to_device(StreamingDataLoader(data, batch_size=options.batch, collate_fn=first_field, **loading(options)), options)
 
 
@@ -166,7 +205,9 @@ def litdata(folder, kind, options):
     for name in ("DATA_OPTIMIZER_CACHE_FOLDER", "DATA_OPTIMIZER_DATA_CACHE_FOLDER"):
         os.environ[name] = f"{folder}-{name}"
     litdata.optimize(fn=Numbered(kind), inputs=list(range(options.samples)), output_dir=folder, num_workers=options.writers, chunk_size=options.samples // options.shards, verbose=False)
-    data = litdata.StreamingDataset(folder, shuffle=True, drop_last=True)
+    data = litdata.StreamingDataset(folder, shuffle=not options.same_order, drop_last=True)
+    if options.same_order:
+        return in_same_order(data, options)
     return to_device(litdata.StreamingDataLoader(data, batch_size=options.batch, collate_fn=first_field, **loading(options)), options)
 
 
@@ -275,6 +316,7 @@ def main():
     parser.add_argument("--alone", action="store_true", help="without the loaders of others")
     parser.add_argument("--skip", action="append", default=[], metavar="LOADER")
     parser.add_argument("--decode", action="store_true", help="images, decoded on the device")
+    parser.add_argument("--same-order", action="store_true", help="the peers that can give samples by number read SampleStream's order")
     parser.add_argument("--json")
     options = parser.parse_args()
     work, turns = tempfile.mkdtemp(dir=options.dir), {}
@@ -296,8 +338,9 @@ def main():
                 begin(turns, f"SampleStream, {kind} to {place}", lambda k=kind, p=place: stream(f"{mount}/{k}", k, options, p), options, workers=False)
             if options.alone:
                 continue
-            begin(turns, f"MosaicML Streaming, {kind}", lambda k=kind: mosaic(f"{work}/mds/{k}", options), options)
-            begin(turns, f"LitData, {kind}", lambda k=kind: litdata(f"{work}/litdata-{k}", k, options), options)
+            order = " in the same order" * options.same_order
+            begin(turns, f"MosaicML Streaming{order}, {kind}", lambda k=kind: mosaic(f"{work}/mds/{k}", options), options)
+            begin(turns, f"LitData{order}, {kind}", lambda k=kind: litdata(f"{work}/litdata-{k}", k, options), options)
             begin(turns, f"WebDataset in sequence, {kind}", lambda k=kind: webdataset(f"{work}/wds-{k}", k, options), options)
         for turn in turns.values():
             if not turn.workers:  # which have made batches since they began

@@ -311,9 +311,9 @@ func (f *batchFile) Relocate(ctx context.Context) error {
 	return nil
 }
 
-func (f *batchFile) Runs(ctx context.Context, offset, n int64) ([]Run, error) {
+func (f *batchFile) Runs(ctx context.Context, spans []Span) ([]Run, error) {
 	if m := f.opened(); m != nil {
-		return m.Runs(ctx, offset, n)
+		return m.Runs(ctx, spans)
 	}
 	return f.list, nil
 }

@@ -3,6 +3,7 @@ package source
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/hbmfs/hbmfs/control"
@@ -33,27 +34,60 @@ const (
 
 // known is where the bytes of a whole file lie, as far as that is remembered.
 type known struct {
-	runs    []Run // nil where nothing is
-	pending bool  // some of them are
+	runs    []Run       // nil where nothing is, or packed has them
+	packed  *packedRuns // more than mostPlaced runs; nil where there are fewer
+	pending bool        // some of them are
 	again   time.Time
 }
 
-func newKnown(runs []Run, took time.Duration) known {
-	p := known{runs: runs, again: time.Now().Add(max(askAgain, askAgainTimes*took))}
-	for i := range runs {
-		p.pending = p.pending || runs[i].Object == pendingObject
+// add appends a run of the file, behind those before.
+func (p *known) add(r *Run) {
+	p.pending = p.pending || r.Object == pendingObject
+	k := len(p.runs) - 1
+	switch {
+	case p.packed == nil && k >= 0 && p.runs[k].Object == r.Object && (r.Object == InlineObject || r.Object == pendingObject):
+		p.runs[k].Length += r.Length
+	case p.packed == nil && k+1 < mostPlaced:
+		p.runs = append(p.runs, *r)
+	default:
+		if p.packed == nil {
+			p.packed = &packedRuns{}
+			for i := range p.runs {
+				p.packed.add(&p.runs[max(0, i-1)], &p.runs[i])
+			}
+			p.runs = []Run{p.runs[k]}
+		}
+		p.packed.add(&p.runs[0], r)
+		p.runs[0] = *r // the last one
 	}
-	return p
+}
+
+// done says that all runs are there, and how long it took to ask for them.
+func (p *known) done(took time.Duration) {
+	p.again = time.Now().Add(max(askAgain, askAgainTimes*took))
+	if p.packed != nil {
+		p.runs = nil
+		p.packed.bytes, p.packed.marks = slices.Clone(p.packed.bytes), slices.Clone(p.packed.marks)
+	}
+}
+
+// of gives the runs of spans; nil where nothing is known.
+func (p *known) of(spans []Span) []Run {
+	if p.packed != nil {
+		return p.packed.of(spans)
+	}
+	return p.runs
 }
 
 // covers says whether they can be relied on for [offset, offset+n). Bytes that are not where they were are noticed when
 // they are opened.
 func (p *known) covers(offset, n int64) bool {
-	if p.runs == nil || !p.pending {
-		return p.runs != nil
+	known := p.runs != nil || p.packed != nil
+	if !known || !p.pending || time.Now().Before(p.again) {
+		return known
 	}
-	if time.Now().Before(p.again) {
-		return true
+	if p.packed != nil {
+		return false // all are asked for again, which has taken less than a tenth of the time since
 	}
 	for i := findRun(p.runs, offset); i < len(p.runs) && p.runs[i].Logical < offset+n; i++ {
 		if p.runs[i].Object == pendingObject {

@@ -9,6 +9,13 @@ import (
 // TestPlaces says when it must be asked again where bytes lie.
 func TestPlaces(t *testing.T) {
 	runs := []Run{{Length: 100, Count: 1, Object: 7}, {Logical: 100, Length: 50, Count: 1, Object: pendingObject}, {Logical: 150, Length: 10, Count: 5, Object: 8}}
+	newKnown := func(runs []Run, took time.Duration) (p known) {
+		for i := range runs {
+			p.add(&runs[i])
+		}
+		p.done(took)
+		return p
+	}
 	p := newKnown(runs, time.Hour)
 	if !p.covers(100, 50) {
 		t.Error("it is asked again at once")

@@ -27,12 +27,14 @@ type mountedFile struct {
 	notices *notices // nil where the daemon tells of no changes
 
 	dialing sync.Mutex // held by who makes another connection
+	asking  sync.Mutex // held by who asks for all of many runs
 
 	mu      sync.Mutex // guards the fields below
 	client  *connection
 	all     known // of all its bytes; not known while they are many and no request needed all
 	place   *Map  // of all.runs, once it was asked for
 	many    bool  // runs: more than fewRuns
+	apart   int64 // ranges that were asked for one by one, of many runs
 	objects map[uint64]*Backing
 	lent    map[*Backing]bool // those that the daemon was not told to be closed
 }
@@ -40,26 +42,29 @@ type mountedFile struct {
 // InlineObject is the object of bytes that lie in no backing file (docs/reference/control-protocol.md).
 const InlineObject = 0
 
-// A regular view of any size has few runs. Up to fewRuns are asked for at once. Of a file with more only those of a
-// request are, until one needs more than manyRuns: then all are kept. mostRuns bounds their memory, 56 bytes each.
+// A regular view of any size has few runs. Up to fewRuns are asked for at once. Of a file with more only those of a request are, until one
+// needs more than manyRuns. Then all are kept. Where they are more than mostPlaced, they are asked for range by range until that has taken
+// as long as asking for all would have. mostRuns bounds their memory: 48 bytes each, or about 6 where they are more than mostPlaced.
 const (
 	fewRuns  = 1 << 12
 	manyRuns = 1 << 6
-	mostRuns = 1 << 22
+	mostRuns = 1 << 26
+
+	runsForARange = 64 // cost about as much to ask for as one range
 )
 
 // cached says whether a cache may remove the backing files.
 func (m *mountedFile) cached() bool { return m.info.Flags&control.InfoCached != 0 }
 
 // extents asks for the runs of [offset, offset+n). More than most are ErrTooLarge.
-func (m *mountedFile) extents(ctx context.Context, offset, n, most int64) ([]Run, error) {
-	list, end := []Run{}, offset
+func (m *mountedFile) extents(ctx context.Context, offset, n, most int64) (all known, err error) {
+	began, count, end := time.Now(), int64(0), offset
 	for batch, err := range control.Batches(m.file, offset, n, false) {
 		if err = m.explain(ctx, err); err != nil {
-			return nil, err
+			return known{}, err
 		}
-		if int64(len(list))+batch.Total > most {
-			return nil, fmt.Errorf("open %s: %w: more than %d extents", m.file.Name(), ErrTooLarge, most)
+		if count+batch.Total > most {
+			return known{}, fmt.Errorf("open %s: %w: more than %d extents", m.file.Name(), ErrTooLarge, most)
 		}
 		for _, e := range batch.Extents {
 			r, err := m.runOf(&e)
@@ -67,20 +72,17 @@ func (m *mountedFile) extents(ctx context.Context, offset, n, most int64) ([]Run
 				err = fmt.Errorf("open %s: the mount names no place for the bytes at %d", m.file.Name(), end)
 			}
 			if err != nil {
-				return nil, err
+				return known{}, err
 			}
-			if k := len(list) - 1; k >= 0 && list[k].Object == r.Object && (r.Object == InlineObject || r.Object == pendingObject) {
-				list[k].Length += r.Length
-			} else {
-				list = append(list, r)
-			}
-			end = r.End()
+			all.add(&r)
+			count, end = count+1, r.End()
 		}
 	}
 	if end != offset+n {
-		return nil, fmt.Errorf("open %s: extents for %d of %d bytes", m.file.Name(), end-offset, n)
+		return known{}, fmt.Errorf("open %s: extents for %d of %d bytes", m.file.Name(), end-offset, n)
 	}
-	return list, nil
+	all.done(time.Since(began))
+	return all, nil
 }
 
 func (m *mountedFile) runOf(e *control.Extent) (Run, error) {
@@ -100,23 +102,70 @@ func (m *mountedFile) runOf(e *control.Extent) (Run, error) {
 
 func (m *mountedFile) Size() int64 { return m.length }
 
-func (m *mountedFile) Runs(ctx context.Context, offset, n int64) ([]Run, error) {
+func (m *mountedFile) Runs(ctx context.Context, spans []Span) ([]Run, error) {
+	first, last := around(spans)
 	m.mu.Lock()
-	all := m.all.runs
-	covered := m.all.covers(offset, n)
-	if !covered && all != nil {
+	all := m.all
+	covered := m.all.covers(first, last-first)
+	if !covered {
 		m.all.again = time.Now().Add(askAgain) // one asks; the others use the runs that there are
 	}
 	m.mu.Unlock()
 	if covered {
-		return all, nil
+		return all.of(spans), nil
 	}
 	if all, err := m.few(ctx); all != nil || err != nil {
 		return all, err
 	}
-	some, err := m.extents(ctx, offset, n, manyRuns)
-	if !errors.Is(err, ErrTooLarge) {
-		return some, err
+	all, err := m.extents(ctx, first, last-first, manyRuns)
+	if errors.Is(err, ErrTooLarge) {
+		if ranges := joined(spans); m.mayAskApart(len(ranges)) {
+			if list, err := m.askApart(ctx, ranges); !errors.Is(err, ErrTooLarge) {
+				return list, err
+			}
+		}
+		all, err = m.askOnce(ctx, first, last-first)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return all.of(spans), nil
+}
+
+// mayAskApart says whether asking for so many ranges, with those before, takes less time than asking for all runs, and these are so many
+// that a program would wait for seconds. So the first batches of a file of many samples come at once, and no more than twice the time is
+// spent in all.
+func (m *mountedFile) mayAskApart(ranges int) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.info.Runs <= mostPlaced || (m.apart+int64(ranges))*runsForARange > m.info.Runs {
+		return false
+	}
+	m.apart += int64(ranges)
+	return true
+}
+
+// askApart asks for the runs of ranges that are in order and apart. A range of more than manyRuns is ErrTooLarge.
+func (m *mountedFile) askApart(ctx context.Context, ranges []Span) (list []Run, err error) {
+	for i := range ranges {
+		some, err := m.extents(ctx, ranges[i].Offset, ranges[i].N, manyRuns)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, some.of(ranges[i:i+1])...)
+	}
+	return list, nil
+}
+
+// askOnce asks for all of many runs, unless another request has done that meanwhile.
+func (m *mountedFile) askOnce(ctx context.Context, offset, n int64) (known, error) {
+	m.asking.Lock()
+	defer m.asking.Unlock()
+	m.mu.Lock()
+	all := m.all
+	m.mu.Unlock()
+	if all.covers(offset, n) {
+		return all, nil
 	}
 	return m.ask(ctx, mostRuns)
 }
@@ -131,7 +180,7 @@ func (m *mountedFile) few(ctx context.Context) ([]Run, error) {
 	}
 	all, err := m.ask(ctx, fewRuns)
 	if !errors.Is(err, ErrTooLarge) {
-		return all, err
+		return all.runs, err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -140,15 +189,14 @@ func (m *mountedFile) few(ctx context.Context) ([]Run, error) {
 }
 
 // ask asks for all runs, and remembers them.
-func (m *mountedFile) ask(ctx context.Context, most int64) ([]Run, error) {
-	began := time.Now()
+func (m *mountedFile) ask(ctx context.Context, most int64) (known, error) {
 	all, err := m.extents(ctx, 0, m.length, most)
 	if err != nil {
-		return nil, err
+		return known{}, err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.all, m.place = newKnown(all, time.Since(began)), nil
+	m.all, m.place = all, nil
 	return all, nil
 }
 

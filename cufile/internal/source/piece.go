@@ -1,11 +1,13 @@
 package source
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"sort"
 
 	"github.com/hbmfs/hbmfs/cufile/internal/driver"
@@ -51,18 +53,12 @@ const mostPieces = 1 << 22
 // Pieces finds where spans lie now. The spans must be inside the file. With inMount all of them lie in the file of the mount
 // itself. More than 4 Mi pieces are ErrTooLarge.
 func Pieces(ctx context.Context, f File, list []Span, inMount bool) (pieces []Piece, err error) {
-	first, last := int64(math.MaxInt64), int64(0)
-	for i := range list {
-		if s := &list[i]; s.N > 0 {
-			first, last = min(first, s.Offset), max(last, s.Offset+s.N)
-		}
-	}
-	if first >= last {
+	if first, last := around(list); first >= last {
 		return nil, nil
 	}
 	runs := []Run{{Length: f.Size(), Count: 1, Object: InlineObject}}
 	if !inMount {
-		if runs, err = f.Runs(ctx, first, last-first); err != nil {
+		if runs, err = f.Runs(ctx, list); err != nil {
 			return nil, err
 		}
 	}
@@ -85,6 +81,31 @@ func Pieces(ctx context.Context, f File, list []Span, inMount bool) (pieces []Pi
 		}
 	}
 	return pieces, nil
+}
+
+// around gives where the bytes of spans begin and end.
+func around(list []Span) (first, last int64) {
+	first = math.MaxInt64
+	for i := range list {
+		if s := &list[i]; s.N > 0 {
+			first, last = min(first, s.Offset), max(last, s.Offset+s.N)
+		}
+	}
+	return first, last
+}
+
+// joined gives the same bytes as spans in order, which neither overlap nor touch.
+func joined(list []Span) (ranges []Span) {
+	list = slices.DeleteFunc(slices.Clone(list), func(s Span) bool { return s.N == 0 })
+	slices.SortFunc(list, func(a, b Span) int { return cmp.Compare(a.Offset, b.Offset) })
+	for _, s := range list {
+		if k := len(ranges) - 1; k >= 0 && s.Offset <= ranges[k].Offset+ranges[k].N {
+			ranges[k].N = max(ranges[k].N, s.Offset+s.N-ranges[k].Offset)
+		} else {
+			ranges = append(ranges, s)
+		}
+	}
+	return ranges
 }
 
 // findRun gives the index of the run that holds the file's byte at offset.

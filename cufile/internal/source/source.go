@@ -25,8 +25,8 @@ import (
 
 // File says where a file's bytes lie. A plain file is one run of itself; a file of a mount asks the mount.
 type File interface {
-	// Runs gives runs that cover [offset, offset+n) in order, without gaps.
-	Runs(ctx context.Context, offset, n int64) ([]Run, error)
+	// Runs gives runs in order that cover the spans, which are inside the file and have bytes.
+	Runs(ctx context.Context, spans []Span) ([]Run, error)
 	// Backing gives the file that holds the bytes of a run. It can be read while it is pinned.
 	Backing(r *Run) *Backing
 	// Backings gives the backing files that it has used so far; other Files may use them, too.
@@ -257,7 +257,7 @@ func OpenFile(name string) (int, error) {
 
 func (p *plainFile) Size() int64 { return p.backing.Length }
 
-func (p *plainFile) Runs(context.Context, int64, int64) ([]Run, error) {
+func (p *plainFile) Runs(context.Context, []Span) ([]Run, error) {
 	return []Run{p.run()}, nil
 }
 

@@ -4,6 +4,7 @@ package tally
 
 import (
 	"context"
+	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -17,6 +18,8 @@ const every = time.Second
 
 // Tally counts the bytes of one file since the last report. The zero value is ready.
 type Tally struct {
+	Field string // of samples, whose values the file has, as [FieldOf] gives it; it must not change
+
 	mu    sync.Mutex // guards the fields below
 	moved map[key]control.PathReport
 	said  time.Time
@@ -37,7 +40,18 @@ func (t *Tally) Add(path control.PathNumber, reason string, bytes int64) {
 	}
 	k := key{path, kindOf(reason)}
 	sum := t.moved[k]
-	t.moved[k] = control.PathReport{Path: path, Reason: k.reason, Bytes: sum.Bytes + bytes, Reads: sum.Reads + 1}
+	t.moved[k] = control.PathReport{Path: path, Reason: k.reason, Bytes: sum.Bytes + bytes, Reads: sum.Reads + 1, Field: t.Field}
+}
+
+// FieldOf gives the field of samples whose values a file of a mount has, by its name: fields/NAME.npy or fields/NAME.values.npy. It is
+// "" for other files.
+func FieldOf(file string) string {
+	absolute, err := filepath.Abs(file)
+	name, isArray := strings.CutSuffix(filepath.Base(absolute), ".npy")
+	if err != nil || !isArray || filepath.Base(filepath.Dir(absolute)) != "fields" {
+		return ""
+	}
+	return strings.TrimSuffix(name, ".values")
 }
 
 // Due gives the figures to report now, if there are any.

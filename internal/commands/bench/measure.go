@@ -88,7 +88,7 @@ func (b *line) close() error {
 
 // measure reads in one mode on all GPUs for the time given.
 func (b *line) measure(ctx context.Context, mode string) (Row, error) {
-	moved := make([]atomic.Int64, len(b.files))
+	moved, count := make([]atomic.Int64, len(b.files)), atomic.Int64{}
 	g, ctx := errgroup.WithContext(ctx)
 	cpu, start := cpuSeconds(), time.Now()
 	until := start.Add(time.Duration(b.opt.Seconds * float64(time.Second)))
@@ -103,7 +103,13 @@ func (b *line) measure(ctx context.Context, mode string) (Row, error) {
 			g.Go(func() error { return b.sequential(ctx, f, until, &moved[i]) })
 		default:
 			for k := range b.opt.Depth {
-				g.Go(func() error { return b.randomly(ctx, f, mode, uint64(i)<<32|uint64(k), until, &moved[i]) })
+				seed := uint64(i)<<32 | uint64(k)
+				g.Go(func() error {
+					if mode == Samples {
+						return b.shuffled(ctx, f, seed, until, &moved[i], &count)
+					}
+					return b.randomly(ctx, f, mode, seed, until, &moved[i])
+				})
 			}
 		}
 	}
@@ -111,6 +117,7 @@ func (b *line) measure(ctx context.Context, mode string) (Row, error) {
 		return Row{}, err
 	}
 	row := Row{Path: b.plan.label, Mode: mode, Seconds: time.Since(start).Seconds()}
+	row.Samples = float64(count.Load()) / row.Seconds
 	for i := range moved {
 		row.Bytes += moved[i].Load()
 		if len(moved) > 1 {

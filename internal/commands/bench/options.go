@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 
 	"github.com/hbmfs/hbmfs/cufile"
 )
@@ -16,19 +17,20 @@ import (
 type Options struct {
 	File    string
 	Paths   []string // of cufile, or kept, moving, first: ways of mapped; nil for the usual ones
-	Modes   []string
-	GPUs    []int // or cufile.HostDevice alone
+	Modes   []string // nil for all that the file has
+	GPUs    []int    // or cufile.HostDevice alone
 	Reader  cufile.Options
 	Block   int64 // bytes
 	Sample  int64 // bytes
 	Align   int64 // bytes: random places are multiples of it
 	Length  int64 // bytes of the file that are used at most
-	Samples int   // of a gather
+	Samples int   // of a gather, and at most of a batch of whole samples
 	Depth   int   // blocks or gathers under way at once
 	Refill  bool  // bring the file into the page cache in huge pages first
 	Seconds float64
 
-	whole int64 // bytes of the file
+	whole int64    // bytes of the file
+	field *samples // of the file; nil where it holds no field
 }
 
 // Check refuses options that cannot be measured.
@@ -38,8 +40,8 @@ func (o *Options) Check() error {
 		return errors.New("a block and a gather have at most 1 GiB, a depth is 1 to 256, and seconds are up to 3600")
 	}
 	for _, m := range o.Modes {
-		if m != Sequential && m != Random && m != Gather {
-			return fmt.Errorf("--modes knows sequential, random and gather, not %q", m)
+		if m != Sequential && m != Random && m != Gather && m != Samples {
+			return fmt.Errorf("--modes knows sequential, random, gather and samples, not %q", m)
 		}
 	}
 	_, err := o.plans()
@@ -52,14 +54,18 @@ func (o *Options) Measure(ctx context.Context) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
-	const page = 64 << 10
-	o.Reader.Readers = len(o.GPUs)
-	o.Reader.Arena = int64(o.Depth+1) * (max(o.Block, o.Sample*int64(o.Samples)) + page)
 	result := &Result{File: o.File, CPUs: runtime.NumCPU(), Block: o.Block, Sample: o.Sample, Align: o.Align, Samples: o.Samples, Threads: o.Reader.Threads, Depth: o.Depth,
 		Slot: o.Reader.Slot, Window: o.Reader.Window, Refilled: o.Refill}
 	if err := o.measureFile(result); err != nil {
 		return nil, err
 	}
+	most, err := o.findSamples()
+	if err != nil {
+		return nil, err
+	}
+	const page = 64 << 10
+	o.Reader.Readers = len(o.GPUs)
+	o.Reader.Arena = int64(o.Depth+1) * (max(o.Block, most, o.Sample*int64(o.Samples)) + page)
 	if o.Refill {
 		if err := refill(ctx, o.File); err != nil {
 			return nil, err
@@ -79,6 +85,7 @@ const (
 	Sequential = "sequential"
 	Random     = "random"
 	Gather     = "gather"
+	Samples    = "samples"
 )
 
 // Plain is the line of the baseline.
@@ -96,6 +103,7 @@ type Row struct {
 	GBps     float64   `json:"gb_per_s"`                   // 1e9 bytes
 	OfWall   float64   `json:"of_wall"`                    // of the pinned copy, 0 on the host
 	CPUPerGB float64   `json:"cpu_s_per_gb"`               // user and system, of this process
+	Samples  float64   `json:"samples_per_s,omitempty"`    // of mode samples
 	PerGPU   []float64 `json:"gb_per_s_per_gpu,omitempty"` // where there are several
 	Skipped  string    `json:"skip,omitempty"`             // why there is no measurement
 }
@@ -163,6 +171,36 @@ func (o *Options) measureFile(result *Result) error {
 		return fmt.Errorf("%d bytes of %s are used, less than a block or sample: name a larger file, or smaller ones with --block and --sample", result.Size, o.File)
 	}
 	return nil
+}
+
+// findSamples finds the samples of the file, and the modes that it can be read in. It returns the bytes of the largest sample.
+func (o *Options) findSamples() (largest int64, err error) {
+	asked := slices.Contains(o.Modes, Samples)
+	if o.Modes != nil && !asked {
+		return 0, nil
+	}
+	const most = 1 << 30
+	if o.field, err = samplesOf(o.File, o.Length); o.field != nil && err == nil {
+		largest = o.field.largest()
+		switch {
+		case o.field.count == 0:
+			err = fmt.Errorf("%s has no sample in its first bytes: give a larger --length", o.File)
+		case largest > most:
+			err = fmt.Errorf("a sample of %s has %d bytes, more than 1 GiB", o.File, largest)
+		}
+	}
+	switch {
+	case err != nil:
+		return 0, err
+	case asked && o.field == nil:
+		return 0, fmt.Errorf("%s holds no field of samples: name fields/NAME.npy or fields/NAME.values.npy of a mount's views", o.File)
+	case o.Modes == nil:
+		o.Modes = []string{Sequential, Random, Gather}
+		if o.field != nil {
+			o.Modes = append(o.Modes, Samples)
+		}
+	}
+	return largest, nil
 }
 
 func (o *Options) measurePaths(ctx context.Context, plans []plan, result *Result) error {

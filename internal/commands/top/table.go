@@ -152,6 +152,9 @@ func writeStatus(t io.Writer, r *Row) {
 	if len(s.Control.Clients) > 0 {
 		fmt.Fprintf(t, "  readers\t%d connected, with %d files of the source\n", s.Control.Readers, s.Control.Leases)
 	}
+	if !second {
+		writeFields(t, s.Control.Clients)
+	}
 	for i, c := range rate.Readers {
 		if i == topReaders {
 			fmt.Fprintf(t, "  \t... and %d more (--json has all)\n", len(rate.Readers)-i)
@@ -174,6 +177,20 @@ func writeHolder(t io.Writer, h *status.Handover) {
 	case h.Holder != "":
 		fmt.Fprintf(t, "  holder\t%s (pid %d) keeps the mount when its daemon ends; the daemon was replaced %d times, %d of them after a crash, and readers waited %.0f ms the last time, %.0f ms at most\n",
 			h.Holder, h.PID, h.Count, h.Crashes, 1000*h.LastStandstill, 1000*h.WorstStandstill)
+	}
+}
+
+// writeFields writes how many bytes of samples readers have moved, by field and path.
+func writeFields(t io.Writer, clients []status.Client) {
+	left := topReaders
+	for _, c := range clients {
+		for _, f := range c.Fields {
+			if left--; left < 0 {
+				fmt.Fprintln(t, "  \t... and more fields (--json has all)")
+				return
+			}
+			fmt.Fprintf(t, "  \t%s: %s %s of field %s\n", cli.Printable(c.Name), size.Decimal(f.Bytes), cli.Printable(f.Path), cli.Printable(f.Field))
+		}
 	}
 }
 

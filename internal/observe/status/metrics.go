@@ -71,6 +71,7 @@ func (s *Control) addTo(p *promtext.Page) {
 	bytes := p.Counter("hbmfs_client_bytes_total", "Bytes that readers moved past FUSE, as they reported.")
 	reads := p.Counter("hbmfs_client_reads_total", "Reads of readers past FUSE, as they reported.")
 	choices := p.Counter("hbmfs_client_choice_bytes_total", "The bytes of hbmfs_client_bytes_total, by why the path was taken as well.")
+	fields := p.Counter("hbmfs_client_field_bytes_total", "The bytes of hbmfs_client_bytes_total that are values of fields of samples.")
 	for _, c := range s.Clients {
 		connections.Add(c.Connections, "client", c.Name)
 		for _, path := range slices.Sorted(maps.Keys(c.Bytes)) {
@@ -81,6 +82,9 @@ func (s *Control) addTo(p *promtext.Page) {
 		}
 		for _, k := range c.Choices {
 			choices.Add(k.Bytes, "client", c.Name, "path", k.Path, "reason", k.Reason)
+		}
+		for _, k := range c.Fields {
+			fields.Add(k.Bytes, "client", c.Name, "field", k.Field, "path", k.Path)
 		}
 	}
 }

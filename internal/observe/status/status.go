@@ -147,6 +147,14 @@ type Client struct {
 	Bytes       map[string]int64 `json:"bytes"` // by path
 	Reads       map[string]int64 `json:"reads"`
 	Choices     []PathUse        `json:"choices"` // the same, by path and reason: the most bytes first
+	Fields      []FieldUse       `json:"fields"`  // those of samples, by field and path: the most bytes first
+}
+
+// FieldUse is the bytes of one field of samples that took one path.
+type FieldUse struct {
+	Field string `json:"field"` // as the names of its files have it
+	Path  string `json:"path"`
+	Bytes int64  `json:"bytes"`
 }
 
 // PathUse is the part of it that took one path for one reason.

@@ -110,7 +110,7 @@ func TestHostileFrames(t *testing.T) {
 		frame(control.TypeAck, 3, (&control.Ack{ID: 3, Received: 30}).AppendTo),
 		frame(control.TypeRelease, 4, func(b []byte) []byte { return control.AppendRelease(b, []uint64{1, 2, 3, 9999}) }),
 		frame(control.TypeStats, 4, func(b []byte) []byte {
-			return control.AppendStats(b, []control.PathReport{{Path: control.PathHost, Reason: "why", Bytes: 1, Reads: 1}})
+			return control.AppendStats(b, []control.PathReport{{Path: control.PathHost, Reason: "why", Bytes: 1, Reads: 1, Field: "jpg"}})
 		}),
 		frame(control.TypeReaders, 5, nil),
 		frame(control.TypePrefetch, 4, func(b []byte) []byte {

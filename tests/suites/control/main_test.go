@@ -109,7 +109,14 @@ type status struct {
 		Bytes       map[string]int64 `json:"bytes"`
 		Reads       map[string]int64 `json:"reads"`
 		Choices     []choice         `json:"choices"`
+		Fields      []fieldUse       `json:"fields"`
 	} `json:"clients"`
+}
+
+type fieldUse struct {
+	Field string `json:"field"`
+	Path  string `json:"path"`
+	Bytes int64  `json:"bytes"`
 }
 
 type choice struct {

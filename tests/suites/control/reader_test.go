@@ -271,7 +271,7 @@ func TestStatisticsAndPrefetch(t *testing.T) {
 		}
 	}
 	must(t, c.ReportStats(limited(t), control.PathReport{Path: control.PathHost, Reason: "asked for", Bytes: 100, Reads: 2}))
-	must(t, c.ReportStats(limited(t), control.PathReport{Path: control.PathHost, Reason: "no\nGPU", Bytes: 11, Reads: 1}, control.PathReport{Path: control.PathDirect, Bytes: 5, Reads: 1}))
+	must(t, c.ReportStats(limited(t), control.PathReport{Path: control.PathHost, Reason: "no\nGPU", Bytes: 11, Reads: 1}, control.PathReport{Path: control.PathDirect, Bytes: 5, Reads: 1, Field: "j\npg"}))
 	var s status // what has no answer may not have come yet
 	if !within(func() bool {
 		s = m.status(t)
@@ -285,10 +285,18 @@ func TestStatisticsAndPrefetch(t *testing.T) {
 	if want := []choice{{"host", "asked for", 2, 100}, {"host", "no?GPU", 1, 11}, {"direct", "", 1, 5}}; !slices.Equal(s.Clients[0].Choices, want) {
 		t.Errorf("choices %+v, want %+v", s.Clients[0].Choices, want)
 	}
+	if want := []fieldUse{{"j?pg", "direct", 5}}; !slices.Equal(s.Clients[0].Fields, want) {
+		t.Errorf("fields %+v, want %+v", s.Clients[0].Fields, want)
+	}
 	metrics, err := os.ReadFile(m.Path(".hbmfs", "metrics"))
 	must(t, err)
-	if line := `hbmfs_client_bytes_total{client="TestStatisticsAndPre",path="host"} 111`; !strings.Contains(string(metrics), line) {
-		t.Errorf("the metrics lack %s:\n%s", line, metrics)
+	for _, line := range []string{
+		`hbmfs_client_bytes_total{client="TestStatisticsAndPre",path="host"} 111`,
+		`hbmfs_client_field_bytes_total{client="TestStatisticsAndPre",field="j?pg",path="direct"} 5`,
+	} {
+		if !strings.Contains(string(metrics), line) {
+			t.Errorf("the metrics lack %s:\n%s", line, metrics)
+		}
 	}
 }
 

@@ -16,6 +16,7 @@ from hbmfs.data.part import chosen
 from hbmfs.data.permutation import Permutation
 from long import trials
 from numpy_dataset import NumpyDataset
+from waiting import until
 
 SAMPLES = 257
 
@@ -81,6 +82,20 @@ def test_fields_say_what_they_are(whole):
         "number": ("dense", "int64", (), "cpu"),
     }
     assert whole.fields["number"]["bytes"] == 8 * SAMPLES and whole.missing == {}
+
+
+def test_the_daemon_counts_bytes_by_field(mount):
+    def counted():
+        clients = json.loads((mount / ".hbmfs/status").read_text())["control"]["clients"]
+        return sum(use["bytes"] for client in clients for use in client["fields"] if use["field"] == "jpg")
+
+    before = counted()
+    with hbmfs.SampleDataset(mount / "webdataset", ["jpg"]) as ds:
+        for _ in hbmfs.SampleStream(ds, 1, epochs=2):
+            pass
+        read = ds.stats()["fields"]["jpg"]["bytes"]
+    assert sum(read.values()) == 2 * ds.fields["jpg"]["bytes"] > 0
+    until(lambda: counted() >= before + sum(read.values()))
 
 
 def test_chosen_fields(whole, fields):

@@ -64,6 +64,42 @@ def test_webdataset_and_decode_jpeg(mounted):
         assert [sample["jpg"].numpy().tobytes() for batch in loader for sample in batch] == [want["jpg"] for want in theirs]
 
 
+def test_frombuffer_and_torchcodec(mounted):
+    import webdataset
+    from torchcodec.decoders import AudioDecoder, VideoDecoder
+    from torchcodec.encoders import AudioEncoder, VideoEncoder
+
+    data, mount = mounted
+    random = torch.Generator().manual_seed(1)
+    with webdataset.ShardWriter(f"{data}/%04d.tar", maxcount=5, verbose=0) as out:
+        for i in range(12):
+            sound = torch.rand(1 + i % 2, 400 + 37 * i, generator=random) - 0.5
+            video = torch.randint(0, 256, (2 + i % 3, 3, 32, 48), generator=random, dtype=torch.uint8)
+            files = {
+                "wav": AudioEncoder(sound, sample_rate=8000).to_tensor("wav"),
+                "mp4": VideoEncoder(video, frame_rate=10).to_tensor("mp4", codec="mpeg4"),
+                "pcm": (sound[0] * 30_000).to(torch.int16).view(torch.uint8),
+                "cls": torch.frombuffer(bytearray(f"{i}".encode()), dtype=torch.uint8),
+            }
+            out.write({"__key__": f"{i:03d}", **{name: value.numpy().tobytes() for name, value in files.items()}})
+    theirs = list(webdataset.WebDataset(sorted(map(str, data.glob("*.tar"))), shardshuffle=False))
+    decode = {
+        "wav": lambda v: AudioDecoder(v).get_all_samples().data,
+        "mp4": lambda v: VideoDecoder(v)[:],
+        "pcm": lambda v: torch.frombuffer(v.numpy(), dtype=torch.int16),
+    }
+    with hbmfs.SampleDataset(mount()) as ds:
+        seen = 0
+        for batch in hbmfs.SampleStream(ds, 5, seed=3, epochs=1, drop_last=False, decode=decode):
+            for at, label in enumerate(batch["cls"].rows()):
+                seen, want = seen + 1, theirs[int(label.numpy().tobytes())]
+                assert torch.equal(batch["wav"][at], AudioDecoder(want["wav"]).get_all_samples().data)
+                frames = VideoDecoder(want["mp4"])[:]
+                assert torch.equal(batch["mp4"][at], frames) and frames.shape[1:] == (3, 32, 48)
+                assert np.array_equal(batch["pcm"][at].numpy(), np.frombuffer(want["pcm"], np.int16))
+        assert seen == len(theirs) == 12
+
+
 def test_mosaicml(mounted):
     from streaming import MDSWriter, StreamingDataset
     from streaming.base.util import clean_stale_shared_memory
