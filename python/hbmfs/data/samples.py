@@ -222,7 +222,7 @@ class SampleDataset:
 
     def stats(self) -> dict[str, Any]:
         """Counts of reads of each field: its bytes by path, and the rest as of a dataset of tokens. ``bytes`` are those of all fields by path."""
-        fields = {name: self.opened(name).dataset.stats() for name in self._places}
+        fields = {name: {**self.opened(name).dataset.stats(), "device": device} for name, device in self._places.items()}
         paths = sorted({path for own in fields.values() for path in own["bytes"]})
         return {
             "path": self.path,
