@@ -222,7 +222,7 @@ func (w *Worker) Launch(to *Destination, table driver.Pointer, count int) error 
 		if err != nil {
 			return err
 		}
-		return w.CUDA.LaunchGather(fn, table, uint32(count), w.Stream)
+		return w.CUDA.LaunchGather(fn, table, uint32(count), to.Host != nil, w.Stream)
 	}
 	fn, err := w.Kernels.Load(w.CUDA, driver.WidenKernel)
 	if err != nil {
