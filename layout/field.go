@@ -19,6 +19,7 @@ type field struct {
 	values  Body
 	index   DocumentIndex // of the elements, by samples; may be nil where form tells it
 	missing string        // why it is not shown, "" where it is
+	costly  bool          // to read index takes decoding the values
 }
 
 // form is the type of a field's values, and their shape: of each value, or of the rows of a ragged field.
@@ -189,6 +190,7 @@ func (s *Set) joinField(f *field, parts []*field) (missing string) {
 		}
 		elements[i] = p.values.Size() / int64(f.dtype.Size())
 		f.values.AddBody(&p.values)
+		f.costly = f.costly || p.costly
 		p.values = Body{} // there is one copy at a time
 	}
 	f.values.clip()
@@ -198,8 +200,8 @@ func (s *Set) joinField(f *field, parts []*field) (missing string) {
 	return ""
 }
 
-// Fields describes the fields of the set's samples, nil where the format has none. It reads the indexes of all values: a
-// mistake in one is an error. An [*AbsentError] says why no field is shown.
+// Fields describes the fields of the set's samples, nil where the format has none. It reads the indexes of all values, but those in
+// compressed pages: a mistake in one is an error. An [*AbsentError] says why no field is shown.
 func (s *Set) Fields(ctx context.Context) ([]Field, error) {
 	if !s.hasFields() {
 		return nil, nil
@@ -209,7 +211,7 @@ func (s *Set) Fields(ctx context.Context) ([]Field, error) {
 		return nil, err
 	}
 	for _, f := range all.fields {
-		if f.index != nil {
+		if f.index != nil && !f.costly {
 			if err := checkStarts(ctx, f.index); err != nil {
 				return nil, err
 			}

@@ -15,7 +15,7 @@ func (s *arrowStream) findFields(ctx context.Context, schema *arrowSchema, left 
 		c := &schema.columns[i]
 		f := &field{name: c.name, form: c.form}
 		if c.dtype == DTypeUnknown {
-			f.missing = fmt.Sprintf("it is a column of %s: numbers, bytes, texts, and lists of numbers are shown", c.kind)
+			f.missing = columnNotShown(c.kind)
 		}
 		out.fields = append(out.fields, f)
 		indexes[i] = arrowIndex{object: s.object, width: c.width}
@@ -57,6 +57,11 @@ func (s *arrowStream) findFields(ctx context.Context, schema *arrowSchema, left 
 		}
 	}
 	return out, err
+}
+
+// columnNotShown says why a column of a table is no field.
+func columnNotShown(kind string) string {
+	return fmt.Sprintf("it is a column of %s: numbers, bytes, texts, and lists of numbers are shown", kind)
 }
 
 // arrowRoom counts the runs that the batches of a stream take of those that are left to the set.

@@ -25,28 +25,12 @@ func parquetProbe(o *Object, head []byte) any {
 // parquetLooks bounds how many footers of a directory are read before its sets are formed, to find one that is sound.
 const parquetLooks = 8
 
-// parquetAssemble makes a set of each split of a directory whose files have a column of tokens, and one set of a directory whose
-// files have none. The first file that is sound speaks for all: the other footers are read when the set is resolved.
+// parquetAssemble makes a set of each split of a directory. The first file that is sound tells which column has the tokens: the other
+// footers are read when the set is resolved.
 func parquetAssemble(ctx context.Context, d *directory, members []member) {
-	type group struct {
-		split string
-		of    []member
-		first *parquetTokens
-		why   string
-	}
-	var groups []group
-	none := true
 	for split, of := range bySplit(members) {
-		first, why := parquetFirst(ctx, d, of)
-		groups = append(groups, group{split, of, first, why})
-		none = none && first == nil
-	}
-	if none {
-		parquetSet(d, "", members, nil, groups[0].why)
-		return
-	}
-	for _, g := range groups {
-		parquetSet(d, g.split, g.of, g.first, g.why)
+		column, why := parquetFirst(ctx, d, of)
+		parquetSet(d, split, of, column, why)
 	}
 }
 
@@ -63,8 +47,7 @@ func parquetFirst(ctx context.Context, d *directory, members []member) (*parquet
 		if why != "" {
 			return nil, why
 		}
-		c := f.TokenColumn(index)
-		return &parquetTokens{f.Columns[index].Path[0], parquetDType(c), f.Columns[index].Kind}, ""
+		return &parquetTokens{f.Columns[index].Path[0], parquetDType(f, index), f.Columns[index].Kind}, ""
 	}
 	return nil, "no file can be read: " + bad
 }
@@ -122,30 +105,21 @@ func parquetColumn(f *parquet.File) (int, string) {
 	return -1, severalLists(names)
 }
 
-// parquetDType is the type of a column's tokens.
-func parquetDType(c *parquet.TokenColumn) DType {
-	bits, unsigned := c.Integer()
-	sign := "i"
-	if unsigned {
-		sign = "u"
-	}
-	return shortDType(fmt.Sprint(sign, bits))
-}
+// parquetDType is the type of a column's elements.
+func parquetDType(f *parquet.File, index int) DType { return shortDType(f.Columns[index].Element) }
 
 // parquetSet adds a set of files that have their tokens in a column, or none for the reason why.
 func parquetSet(d *directory, split string, members []member, column *parquetTokens, why string) {
 	var shards []*Shard
+	left := newPieces()
 	abouts := make([]string, len(members)) // each written by its own shard's resolve
 	for i, m := range members {
 		s := newShard(m.object)
 		x := &parquetShard{object: m.object, volume: d.volume}
 		s.resolve = func(ctx context.Context, h *Shard) error {
 			f, err := parquetOpen(ctx, d.volume, m.object)
-			if errors.Is(err, parquet.ErrBroken) || errors.Is(err, parquet.ErrUnread) {
-				return corruptf(m.object, 0, "%v", err)
-			}
 			if err != nil {
-				return err
+				return parquetOpenError(m.object, err)
 			}
 			h.Samples, abouts[i] = f.Rows, parquetTexts(f)
 			if column == nil {
@@ -158,6 +132,9 @@ func parquetSet(d *directory, split string, members []member, column *parquetTok
 				return nil
 			}
 			return parquetError(m.object, x.check(ctx))
+		}
+		s.findFields = func(ctx context.Context, _ *Shard) (*fieldsOf, error) {
+			return findParquetFields(ctx, d.volume, m.object, left)
 		}
 		shards = append(shards, s)
 	}
@@ -174,6 +151,14 @@ func parquetSet(d *directory, split string, members []member, column *parquetTok
 			}
 		}
 	}
+}
+
+// parquetOpenError translates an error of package parquet for a file whose footer is not read.
+func parquetOpenError(o *Object, err error) error {
+	if errors.Is(err, parquet.ErrBroken) || errors.Is(err, parquet.ErrUnread) {
+		return corruptf(o, 0, "%v", err)
+	}
+	return err
 }
 
 // parquetError translates an error of package parquet for a shard: it is broken, or its tokens make no stream.

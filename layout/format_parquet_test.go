@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -27,6 +28,7 @@ func TestParquetGolden(t *testing.T) {
 	for _, name := range []string{"parquet", "parquet-plain"} {
 		checkGoldenViews(t, checkGolden(t, name), name)
 	}
+	checkGolden(t, "parquet-images")
 	v := index(t, golden(t, "parquet"))
 	if err := v.Sets[0].Resolve(t.Context()); err != nil {
 		t.Fatal(err)
@@ -96,6 +98,9 @@ func TestParquetWithoutTokenStream(t *testing.T) {
 			t.Errorf("no tokens because %q, want %q", why, want)
 		}
 		for _, view := range v.Views {
+			if view.File == nil {
+				continue
+			}
 			if _, err := view.File(t.Context()); err == nil {
 				t.Errorf("%s: there is %s", want, view.Path)
 			}
@@ -104,7 +109,7 @@ func TestParquetWithoutTokenStream(t *testing.T) {
 	checkProblem(t, files{"a.parquet": tokens[:len(tokens)-1], "b.parquet": tokens}, "it does not end with PAR1")
 }
 
-// Splits are sets of their own where there are tokens, and only there.
+// Splits are sets of their own, with tokens or without.
 func TestParquetSplits(t *testing.T) {
 	tokens, text := parquetFixture(t, "dictionary"), parquetFixture(t, "two")
 	v := index(t, files{"train-0.parquet": tokens, "train-1.parquet": tokens, "test-0.parquet": tokens})
@@ -112,8 +117,8 @@ func TestParquetSplits(t *testing.T) {
 		t.Errorf("%d sets, want 2", len(v.Sets))
 	}
 	v = index(t, files{"train-0.parquet": text, "test-0.parquet": text})
-	if len(v.Sets) != 1 {
-		t.Errorf("%d sets without tokens, want 1", len(v.Sets))
+	if len(v.Sets) != 2 {
+		t.Errorf("%d sets without tokens, want 2", len(v.Sets))
 	}
 }
 
@@ -235,6 +240,10 @@ func FuzzParquet(f *testing.F) {
 		good = append(good, parquetFixture(f, name))
 		f.Add(i, 100, []byte{0xff})
 		f.Add(i, len(good[i])-20, []byte{0xff, 0xff, 0xff, 0xff, 0x0f})
+	}
+	for i := range 3 {
+		good = append(good, golden(f, "parquet-images")[fmt.Sprintf("train-%05d-of-00003.parquet", i)])
+		f.Add(len(good)-1, 100, []byte{0xff})
 	}
 	f.Fuzz(func(t *testing.T, file, at int, change []byte) {
 		data := bytes.Clone(good[uint(file)%uint(len(good))])

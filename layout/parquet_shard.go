@@ -4,41 +4,66 @@ import (
 	"context"
 	"fmt"
 	"sort"
+	"sync/atomic"
 
 	"github.com/hbmfs/hbmfs/layout/parquet"
 )
 
-// parquetShard is the tokens of one file. Those of plain pages lie in the file as they are. Others are decoded when they are read, a
-// page at a time, and kept for a while in the volume's memory.
+// parquetShard is the elements of a column of one file: its tokens, or the values of a field. Those of plain pages lie in the file as
+// they are. Others are decoded when they are read, a page at a time, and kept for a while in the volume's memory.
 type parquetShard struct {
 	object *Object
 	volume *Volume
+	each   int64 // how many elements each row has to have, 0 for any number
 
-	// Set by resolve.
-	column *parquet.TokenColumn
-	item   int64   // bytes of a token
+	// Set by open.
+	column *parquet.Paged
+	texts  bool    // its elements are bytes of values of any number of them
+	item   int64   // bytes of an element
 	rows   []int64 // rows[i] is where group i begins, in rows; one more entry for the end. The same for the next.
-	tokens []int64
-	all    *Object // the tokens of the whole file, decoded
+	tokens []int64 // elements
+	data   Body
+	all    *Object // the elements of the whole file, decoded
 }
 
-// resolve learns how many tokens each row group has: from its statistics, or by a walk over its pages. Pages that are not compressed
-// are always walked over, since their tokens may lie in the file as they are.
+// resolve finds the tokens of a file.
 func (x *parquetShard) resolve(ctx context.Context, h *Shard, f *parquet.File, want *parquetTokens) error {
 	index, why := parquetColumn(f)
-	if why != "" || f.Columns[index].Path[0] != want.name || parquetDType(f.TokenColumn(index)) != want.dtype {
+	if why != "" || f.Columns[index].Path[0] != want.name || parquetDType(f, index) != want.dtype {
 		return absent("the tokens of other files of the set are a column %.80q, %s: of this one they are not", want.name, want.kind)
 	}
-	c := f.TokenColumn(index)
+	left := new(atomic.Int64)
+	left.Store(maxRuns / 4)
+	if err := x.open(ctx, f, index, left); err != nil {
+		return err
+	}
+	h.Tokens, h.Documents, h.Data = x.elements(), f.Rows, x.data
+	h.Index = &parquetIndex{wholeDocuments{f.Rows}, x, 1}
+	return nil
+}
+
+// elements returns how many the file has.
+func (x *parquetShard) elements() int64 { return x.tokens[len(x.tokens)-1] }
+
+// open learns how many elements each row group has: from its statistics, or by a walk over its pages. Pages that are not compressed are
+// always walked over, since their values may lie in the file as they are. left is how many runs the body may take.
+func (x *parquetShard) open(ctx context.Context, f *parquet.File, index int, left *atomic.Int64) (err error) {
+	c := f.Paged(index)
 	if err := c.Readable(); err != nil {
 		return err
 	}
-	c.Hold = x.volume.headers.take
-	x.column, x.item = c, int64(want.dtype.Size())
+	c.Hold, c.Each = x.volume.headers.take, x.each
+	x.column, x.texts, x.item = c, f.Columns[index].Bytes, f.Columns[index].Width()
 	x.rows, x.tokens = []int64{0}, []int64{0}
-	var plain []parquetPiece
+	x.all = computed(0, int(x.item), x.fill)
+	body := parquetBody{shard: x, left: left}
+	defer func() {
+		if err != nil {
+			body.giveUp()
+		}
+	}()
 	for g := range c.Groups {
-		n := c.Groups[g].Tokens
+		n := c.Groups[g].Elements
 		if c.Groups[g].Stored || n < 0 {
 			pages, err := c.Pages(ctx, x.object.Reader(ctx), g)
 			if err != nil {
@@ -46,42 +71,82 @@ func (x *parquetShard) resolve(ctx context.Context, h *Shard, f *parquet.File, w
 			}
 			n = 0
 			for i := range pages {
-				p := &pages[i]
-				if p.Values > 0 && p.Tokens > 0 {
-					plain = append(plain, parquetPiece{x.tokens[g] + n, p.Tokens, p.Values})
+				if err := body.page(ctx, x.tokens[g]+n, &pages[i]); err != nil {
+					return err
 				}
-				n += p.Tokens
+				n += pages[i].Elements
 			}
 		}
-		if n > maxArrowRows || x.tokens[g] > maxArrowRows {
-			return fmt.Errorf("%w: it has more than 2^53 tokens", parquet.ErrBroken)
+		if most := maxArrowRows / x.item; n > most || x.tokens[g] > most {
+			return fmt.Errorf("%w: column %q has more than 2^53 bytes", parquet.ErrBroken, c.Name())
 		}
 		x.rows, x.tokens = append(x.rows, x.rows[g]+c.Groups[g].Rows), append(x.tokens, x.tokens[g]+n)
 	}
-	h.Tokens, h.Documents = x.tokens[len(c.Groups)], f.Rows
-	x.all = computed(h.Tokens, int(x.item), x.fill)
-	h.Data = x.body(plain)
-	h.Index = &parquetIndex{wholeDocuments{f.Rows}, x}
+	x.data = body.done(x.elements())
 	return nil
 }
 
-// parquetPiece is tokens that lie in the file as they are.
-type parquetPiece struct{ token, tokens, offset int64 }
+// parquetBody puts together the elements of a file: those of plain pages as they lie there, and those between them decoded.
+type parquetBody struct {
+	shard *parquetShard
+	left  *atomic.Int64
+	taken int64
+	full  bool // there were too many runs
+	data  Body
+}
 
-// body has the plain pieces as they lie in the file, and the tokens between them decoded. Pieces are not worth more than maxRuns of
-// them.
-func (x *parquetShard) body(plain []parquetPiece) Body {
-	var b Body
-	if len(plain) > maxRuns/4 {
-		plain = nil
+// parquetLong is from how many bytes on texts of a plain page are worth an extent each. Their lengths lie between them.
+const parquetLong = 1 << 10
+
+// page adds a page that begins at an element, if its values lie in the file as they are.
+func (b *parquetBody) page(ctx context.Context, element int64, p *parquet.Page) error {
+	x := b.shard
+	switch {
+	case p.Values == 0 || p.Elements == 0 || x.texts && p.Mean() < parquetLong:
+		return nil
+	case !x.texts:
+		b.add(element, p.Values, p.Elements)
+		return nil
 	}
-	decoded := func(to int64) { b.Add(x.all, b.Size(), to*x.item-b.Size()) }
-	for _, p := range plain {
-		decoded(p.token)
-		b.Add(x.object, p.offset, p.tokens*x.item)
+	return x.column.Stored(ctx, x.object.Reader(ctx), p, func(offset, length int64) error {
+		b.add(element, offset, length)
+		element += length
+		return nil
+	})
+}
+
+// add adds n elements from element on, which lie at offset, and those before them decoded.
+func (b *parquetBody) add(element, offset, n int64) {
+	if n == 0 || b.full {
+		return
 	}
-	decoded(x.tokens[len(x.tokens)-1])
-	return b
+	b.decoded(element)
+	b.data.Add(b.shard.object, offset, n*b.shard.item)
+	more := int64(b.data.Runs()) - b.taken
+	b.taken += more
+	if b.full = b.left.Add(-more) < 0; b.full {
+		b.giveUp()
+	}
+}
+
+// giveUp leaves the runs to others: all elements are decoded.
+func (b *parquetBody) giveUp() {
+	b.left.Add(b.taken)
+	b.taken, b.data = 0, Body{}
+}
+
+// decoded adds the elements until one.
+func (b *parquetBody) decoded(until int64) {
+	all, item := b.shard.all, b.shard.item
+	all.Size = until * item
+	b.data.Add(all, b.data.Size(), all.Size-b.data.Size())
+}
+
+// done returns the body of so many elements.
+func (b *parquetBody) done(elements int64) Body {
+	b.decoded(elements)
+	b.data.clip()
+	return b.data
 }
 
 // check compares the statistics with all pages.
@@ -109,7 +174,7 @@ func (x *parquetShard) pages(ctx context.Context, group int) (*parquetPages, err
 		list, err := x.column.Pages(ctx, x.object.Reader(ctx), group)
 		p := &parquetPages{list, make([]int64, 1, len(list)+1), make([]int64, 1, len(list)+1)}
 		for i, page := range list {
-			p.rows, p.tokens = append(p.rows, p.rows[i]+page.Rows), append(p.tokens, p.tokens[i]+page.Tokens)
+			p.rows, p.tokens = append(p.rows, p.rows[i]+page.Rows), append(p.tokens, p.tokens[i]+page.Elements)
 		}
 		return p, int64(len(list)) * 88, err
 	})
@@ -118,7 +183,7 @@ func (x *parquetShard) pages(ctx context.Context, group int) (*parquetPages, err
 	}
 	p := v.(*parquetPages)
 	if n := len(p.list); p.tokens[n] != x.tokens[group+1]-x.tokens[group] {
-		return nil, corruptf(x.object, 0, "row group %d has %d tokens now and had %d", group, p.tokens[n], x.tokens[group+1]-x.tokens[group])
+		return nil, corruptf(x.object, 0, "row group %d has %d elements now and had %d", group, p.tokens[n], x.tokens[group+1]-x.tokens[group])
 	}
 	return p, nil
 }
@@ -174,7 +239,7 @@ func (x *parquetShard) fill(ctx context.Context, dst []byte, first int64) error 
 		at := first - x.tokens[g]
 		for i := sort.Search(len(pages.tokens), func(i int) bool { return pages.tokens[i] > at }) - 1; len(dst) > 0 && i < len(pages.list); i++ {
 			p := &pages.list[i]
-			if p.Tokens == 0 {
+			if p.Elements == 0 {
 				continue
 			}
 			raw, err := x.page(ctx, g, i, p)
@@ -193,12 +258,13 @@ func (x *parquetShard) fill(ctx context.Context, dst []byte, first int64) error 
 type parquetIndex struct {
 	wholeDocuments
 	shard *parquetShard
+	scale int64 // what an element counts
 }
 
 func (x *parquetIndex) Starts(ctx context.Context, dst []int64, first int64) error {
 	s := x.shard
 	at := func(i int) (row, token int64) { return s.rows[i], s.tokens[i] }
-	return gather(dst, first, len(s.column.Groups), at, func(g int, dst []int64, first int64) error {
+	err := gather(dst, first, len(s.column.Groups), at, func(g int, dst []int64, first int64) error {
 		pages, err := s.pages(ctx, g)
 		if err != nil {
 			return err
@@ -212,17 +278,28 @@ func (x *parquetIndex) Starts(ctx context.Context, dst []int64, first int64) err
 			return err
 		})
 	})
+	for i := range dst {
+		dst[i] *= x.scale
+	}
+	return err
 }
 
 // starts returns where the rows begin that begin in a page.
 func (x *parquetShard) starts(ctx context.Context, group, number int, p *parquet.Page) ([]int64, error) {
 	v, err := x.volume.decoded.get(ctx, keptKey{x, "starts", int64(group)<<32 | int64(number)}, func(ctx context.Context) (any, int64, error) {
+		var d *parquet.Dictionary
+		if x.texts {
+			var err error
+			if d, err = x.dictionary(ctx, p); err != nil {
+				return nil, 0, err
+			}
+		}
 		giveBack, err := x.volume.headers.take(ctx, p.Memory())
 		if err != nil {
 			return nil, 0, err
 		}
 		defer giveBack()
-		starts, err := x.column.Starts(ctx, x.object.Reader(ctx), p)
+		starts, err := x.column.Starts(ctx, x.object.Reader(ctx), p, d)
 		return starts, 8 * int64(cap(starts)), err
 	})
 	if err != nil {

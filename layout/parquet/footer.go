@@ -7,6 +7,7 @@
 package parquet
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -47,28 +48,12 @@ type File struct {
 	Rows    int64
 	Columns []Column // the leaves
 	Groups  []Group
+	Arrow   []byte // the schema that an Arrow library wrote beside that of Parquet, in base64; nil for none
 
 	r    io.ReaderAt
 	size int64
 	tree []element
 }
-
-// Column is a leaf of the schema.
-type Column struct {
-	Path   []string
-	Kind   string // for people: "text", "binary", "i32", "list of u16"
-	Text   bool   // texts, or bytes that nobody calls anything else
-	Tokens bool   // lists of integers
-
-	physical       int
-	maxDef, maxRep int
-	listDef        int // from here on the definition levels are of elements, below of lists that are empty or null
-	bits           int // of an integer, as it is annotated
-	unsigned       bool
-}
-
-// Name is the column's path with dots.
-func (c *Column) Name() string { return strings.Join(c.Path, ".") }
 
 // Group is a row group.
 type Group struct {
@@ -85,6 +70,8 @@ type chunk struct {
 	start, bytes int64
 	encodings    int64   // a bit for each that its pages have
 	defs         []int64 // how many values have each definition level, as the writer says; nil for unsaid
+	nulls        int64   // values that are null, as the writer says; -1 for unsaid
+	size         int64   // bytes of all values of any number of bytes, as the writer says; -1 for unsaid
 	elsewhere    bool    // in another file
 	encrypted    bool
 }
@@ -93,6 +80,7 @@ type chunk struct {
 type element struct {
 	name       string
 	physical   int
+	length     int64 // bytes of a value of a fixed length
 	repetition int64 // 0 required, 1 optional, 2 repeated
 	children   int64
 	converted  int64 // -1 for none
@@ -162,6 +150,8 @@ func (f *File) parse(footer []byte) error {
 			f.Rows = t.number(kind)
 		case 4:
 			t.list(kind, func(kind byte) { f.Groups = append(f.Groups, readGroup(t, kind)) })
+		case 5:
+			t.list(kind, func(kind byte) { f.readNote(t, kind) })
 		default:
 			return false
 		}
@@ -227,12 +217,33 @@ func (f *File) check() error {
 	return nil
 }
 
+// readNote reads a key and a value that writers put into the footer.
+func (f *File) readNote(t *thrift, kind byte) {
+	var key, value []byte
+	t.fields(kind, func(id int, kind byte) bool {
+		switch id {
+		case 1:
+			key = t.bytes(kind)
+		case 2:
+			value = t.bytes(kind)
+		default:
+			return false
+		}
+		return true
+	})
+	if string(key) == "ARROW:schema" {
+		f.Arrow = bytes.Clone(value)
+	}
+}
+
 func readElement(t *thrift, kind byte) element {
 	e := element{physical: -1, converted: -1}
 	t.fields(kind, func(id int, kind byte) bool {
 		switch id {
 		case 1:
 			e.physical = int(t.number(kind))
+		case 2:
+			e.length = t.number(kind)
 		case 3:
 			e.repetition = t.number(kind)
 		case 4:
@@ -284,7 +295,7 @@ func readGroup(t *thrift, kind byte) Group {
 }
 
 func readChunk(t *thrift, kind byte) chunk {
-	c := chunk{}
+	c := chunk{nulls: -1, size: -1}
 	plain, dictionary := false, int64(0)
 	t.fields(kind, func(id int, kind byte) bool {
 		switch id {
@@ -297,8 +308,10 @@ func readChunk(t *thrift, kind byte) chunk {
 				switch id {
 				case 2:
 					t.list(kind, func(kind byte) { c.encodings |= 1 << (t.number(kind) & 63) })
+				case 12:
+					t.numbers(kind, map[int]*int64{3: &c.nulls}, nil)
 				case 16:
-					c.defs = readHistogram(t, kind)
+					readSizes(t, kind, &c)
 				default:
 					return false
 				}
@@ -319,125 +332,13 @@ func readChunk(t *thrift, kind byte) chunk {
 	return c
 }
 
-// readHistogram reads how many values have each definition level, out of a chunk's statistics of sizes.
-func readHistogram(t *thrift, kind byte) (defs []int64) {
-	t.fields(kind, func(id int, kind byte) bool {
+// readSizes reads a chunk's statistics of sizes: how many bytes its values have, and how many of them each definition level.
+func readSizes(t *thrift, kind byte, c *chunk) {
+	t.numbers(kind, map[int]*int64{1: &c.size}, func(id int, kind byte) bool {
 		if id != 3 {
 			return false
 		}
-		t.list(kind, func(kind byte) { defs = append(defs, t.number(kind)) })
+		t.list(kind, func(kind byte) { c.defs = append(c.defs, t.number(kind)) })
 		return true
 	})
-	return defs
-}
-
-// walk makes columns of n subtrees at the start of tree, and returns the rest.
-func (f *File) walk(tree []element, n int64, path []string, above Column) ([]element, error) {
-	for ; n > 0; n-- {
-		if len(tree) == 0 || len(path) > maxThriftDepth {
-			return nil, fmt.Errorf("%w: its schema is cut off, or nested more than %d deep", ErrBroken, maxThriftDepth)
-		}
-		e := tree[0]
-		tree = tree[1:]
-		c := above
-		c.Path = append(path[:len(path):len(path)], e.name)
-		switch e.repetition {
-		case 1:
-			c.maxDef++
-		case 2:
-			c.maxDef++
-			c.maxRep++
-			c.listDef = c.maxDef
-		}
-		if e.children > 0 {
-			var err error
-			if tree, err = f.walk(tree, e.children, c.Path, c); err != nil {
-				return nil, err
-			}
-			continue
-		}
-		c.physical = e.physical
-		c.describe(e)
-		f.Columns = append(f.Columns, c)
-	}
-	return tree, nil
-}
-
-// describe names a leaf's type. A binary column without an annotation may hold text: older writers give none.
-func (c *Column) describe(e element) {
-	const utf8, json, enum, jsonType, stringType, enumType = 0, 19, 4, 12, 1, 4
-	switch c.physical {
-	case typeBytes:
-		switch {
-		case e.converted == utf8 || e.logical == stringType, e.converted == json || e.logical == jsonType, e.converted == enum || e.logical == enumType:
-			c.Kind, c.Text = "text", true
-		case e.converted < 0 && e.logical == 0:
-			c.Kind, c.Text = "binary", true
-		default:
-			c.Kind = "bytes of another meaning"
-		}
-	case typeInt32, typeInt64:
-		c.integer(e)
-		c.Tokens = c.maxRep == 1
-		if e.logical != 0 && e.logical != 10 {
-			c.Kind, c.Tokens = "date or time", false
-		}
-	case typeFloat, typeDouble:
-		c.Kind = "float"
-	case typeBoolean:
-		c.Kind = "bool"
-	default:
-		c.Kind = "bytes of a fixed length"
-	}
-	if c.maxRep > 0 {
-		c.Kind = strings.Repeat("list of ", c.maxRep) + c.Kind
-		c.Text = false
-	}
-}
-
-// integer gives the integer type of a leaf: that of the physical type, or a narrower one that an annotation
-// promises.
-func (c *Column) integer(e element) {
-	const unsigned8, signed8, signed64 = 11, 15, 18 // converted types: in each kind 8, 16, 32 and 64 bits
-	c.bits = 32
-	if c.physical == typeInt64 {
-		c.bits = 64
-	}
-	bits, unsigned := e.bits, e.unsigned
-	if e.logical == 0 && e.converted >= unsigned8 && e.converted <= signed64 {
-		unsigned = e.converted < signed8
-		bits = 8 << ((e.converted - unsigned8) % 4)
-	}
-	switch bits {
-	case 8, 16, 32, 64:
-		if int(bits) <= c.bits {
-			c.bits, c.unsigned = int(bits), unsigned
-		}
-	}
-	c.Kind = fmt.Sprintf("i%d", c.bits)
-	if c.unsigned {
-		c.Kind = fmt.Sprintf("u%d", c.bits)
-	}
-}
-
-// Find returns the index of the column that people call name: its path with dots, or the list of that name. why
-// names the mistake in the name.
-func (f *File) Find(name string) (index int, why string) {
-	var below, all []string
-	for i := range f.Columns {
-		c := &f.Columns[i]
-		if c.Name() == name || c.Tokens && c.Path[0] == name {
-			return i, ""
-		}
-		if strings.HasPrefix(c.Name(), name+".") {
-			below = append(below, fmt.Sprintf("%q is %s", c.Name(), c.Kind))
-		}
-		if len(all) < 20 {
-			all = append(all, fmt.Sprintf("%.60q is %s", c.Name(), c.Kind))
-		}
-	}
-	if len(below) > 0 {
-		return -1, fmt.Sprintf("column %q is nested, and has no texts of its own: %s", name, strings.Join(below[:min(len(below), 20)], ", "))
-	}
-	return -1, fmt.Sprintf("there is no column %q, name the one that holds the text with --text-key: %s", name, strings.Join(all, ", "))
 }

@@ -64,12 +64,17 @@ type values struct {
 	*pages
 	max, seen, rows int64
 	dictionary      *decoded
+
+	// Of a column that is read by pages: the bytes that reading its dictionary takes, its values that are no nulls until now, and how many
+	// of them each row has to have.
+	dictionaryBytes, present, every int64
 }
 
 // decoded are values without their nulls.
 type decoded struct {
 	bytes   []byte
 	ends    []int32 // of texts, in bytes
+	size    int     // of each value, where all have one and these are no integers
 	numbers []int64
 }
 
@@ -78,14 +83,23 @@ func (d *decoded) value(i int, v *Value) {
 		v.Number = d.numbers[i]
 		return
 	}
-	start := int32(0)
-	if i > 0 {
-		start = d.ends[i-1]
-	}
-	v.Bytes = d.bytes[start:d.ends[i]]
+	v.Bytes = d.bytes[d.end(i):d.end(i+1)]
 }
 
-func (d *decoded) len() int { return max(len(d.ends), len(d.numbers)) }
+// end returns where the first n values end in bytes.
+func (d *decoded) end(n int) int {
+	if d.size > 0 || n == 0 {
+		return n * d.size
+	}
+	return int(d.ends[n-1])
+}
+
+func (d *decoded) len() int {
+	if d.size > 0 {
+		return len(d.bytes) / d.size
+	}
+	return max(len(d.ends), len(d.numbers))
+}
 
 func (v *values) broken(format string, args ...any) error {
 	return fmt.Errorf("%w: column %q: %s", ErrBroken, v.column.Name(), fmt.Sprintf(format, args...))
@@ -231,6 +245,7 @@ func (v *values) merge(h *pageHeader, reps, defs *hybrid, body []byte, yield fun
 func (v *values) decode(body []byte, encoding, n int64) (*decoded, error) {
 	isText := v.column.physical == typeBytes
 	isNumber := v.column.physical == typeInt32 || v.column.physical == typeInt64
+	isOther := v.column.size > 0 && !isNumber
 	switch {
 	case isText && encoding == encPlain:
 		return v.plainBytes(body, n)
@@ -242,6 +257,12 @@ func (v *values) decode(body []byte, encoding, n int64) (*decoded, error) {
 		return v.cutBytes(rest, lengths)
 	case isText && encoding == encDeltaBytes:
 		return v.deltaBytes(body, n)
+	case isOther && encoding == encByteStreamSplit:
+		body = v.joined(body)
+		fallthrough
+	case isOther && encoding == encPlain:
+		n = min(n, int64(len(body)/v.column.size))
+		return &decoded{bytes: body[:n*int64(v.column.size)], size: v.column.size}, nil
 	case isNumber && encoding == encPlain:
 		return &decoded{numbers: v.plainNumbers(body, n)}, nil
 	case isNumber && encoding == encByteStreamSplit:
@@ -265,14 +286,6 @@ func (c *Column) unknownEncoding(encoding int64) error {
 	return fmt.Errorf("%w: column %q has encoding %d, which is not known for %s: write it with plain or dictionary encoding", ErrUnread, c.Name(), encoding, c.Kind)
 }
 
-// numberBytes is the bytes of an integer in the plain encoding.
-func (v *values) numberBytes() int {
-	if v.column.physical == typeInt32 {
-		return 4
-	}
-	return 8
-}
-
 // of32 returns the number that four bytes are.
 func (c *Column) of32(n uint32) int64 {
 	if c.unsigned && c.bits == 32 {
@@ -282,9 +295,9 @@ func (c *Column) of32(n uint32) int64 {
 }
 
 func (v *values) plainNumbers(body []byte, n int64) []int64 {
-	numbers := make([]int64, min(n, int64(len(body)/v.numberBytes())))
+	numbers := make([]int64, min(n, int64(len(body)/v.column.size)))
 	for i := range numbers {
-		if v.numberBytes() == 4 {
+		if v.column.size == 4 {
 			numbers[i] = v.column.of32(binary.LittleEndian.Uint32(body[4*i:]))
 		} else {
 			numbers[i] = int64(binary.LittleEndian.Uint64(body[8*i:]))
@@ -295,7 +308,7 @@ func (v *values) plainNumbers(body []byte, n int64) []int64 {
 
 // joined puts the bytes of values side by side that BYTE_STREAM_SPLIT has in streams: the first bytes of all, the second ones, ...
 func (v *values) joined(body []byte) []byte {
-	w := v.numberBytes()
+	w := v.column.size
 	n := len(body) / w
 	out := make([]byte, n*w)
 	for k := range w {

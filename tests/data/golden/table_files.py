@@ -69,6 +69,27 @@ def parquet_plain(out):
     return one("part-0.parquet", "part-1.parquet", "part-2.parquet")
 
 
+@dataset("parquet-images", "parquet")
+def parquet_images(out):
+    """Images as datasets writes them, compressed, and the same columns as pyarrow writes them plain: empty values, nulls, a long image."""
+    import datasets
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    r = np.random.default_rng(76)
+    images = [{"bytes": r.bytes([1500, 0, 9000, 40][i % 4]), "path": f"{i}.jpg" if i % 3 else None} for i in range(17)]
+    columns = {"image": images, "label": list(range(17)), "latent": r.random((17, 6)).astype("f2").tolist(), "score": [None if i == 5 else i / 2 for i in range(17)]}
+    types = {"image": datasets.Image(decode=False), "label": datasets.Value("int64"), "latent": datasets.List(datasets.Value("float16"), 6), "score": datasets.Value("float32")}
+    whole = datasets.Dataset.from_dict(columns, features=datasets.Features(types))
+    whole.to_parquet(str(out / "train-00000-of-00003.parquet"), batch_size=7)
+    table = pa.concat_tables([whole.data.table.slice(0, 9), whole.data.table.slice(3, 1)])
+    pq.write_table(table, out / "train-00001-of-00003.parquet", compression="none", use_dictionary=False, write_batch_size=4, data_page_size=6000)
+    columns["image"][4] = None
+    last = pa.Table.from_pydict(columns, schema=table.schema)
+    pq.write_table(last, out / "train-00002-of-00003.parquet", compression="zstd", data_page_version="2.0", row_group_size=5, write_page_checksum=True)
+    return one(*(f"train-{i:05d}-of-00003.parquet" for i in range(3)))
+
+
 @dataset("webdataset", "webdataset")
 def webdataset(out):
     from webdataset import ShardWriter

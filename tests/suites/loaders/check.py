@@ -204,8 +204,17 @@ def megatron_view(views, entry, tokens, starts):
     return len(starts) - 1
 
 
+def parquet_rows(path, entry, scratch):
+    """Rows without nulls, and with the parts of structures by their names."""
+    for row in real.parquet(path, entry, scratch):
+        image = row.pop("image", {})
+        if image != {}:
+            row |= {f"image.{part}": image and image[part] for part in ("bytes", "path")}
+        yield {name: b"" if value is None else value for name, value in row.items()}
+
+
 # Formats whose samples have fields in the views, with the reader that they must equal.
-FIELDS = {"mds": real.mds_local, "litdata": real.litdata, "arrow": real.READERS["arrow"][0][1], "webdataset": real.webdataset}
+FIELDS = {"mds": real.mds_local, "litdata": real.litdata, "arrow": real.READERS["arrow"][0][1], "webdataset": real.webdataset, "parquet": parquet_rows}
 
 
 def fields_view(name, entry):

@@ -90,3 +90,10 @@ def test_mosaicml(mounted):
 def test_the_lines_of_coming_from_of_webdataset(source, mount):
     before, after = run("WebDataset", urls=sorted(map(str, (source / "webdataset").glob("*.tar"))), mounted=mount / "webdataset")
     assert [jpg.numpy().tobytes() for jpg in after["jpgs"]] == [jpg for jpg, _ in before["before"]]
+
+
+def test_the_lines_of_coming_from_of_images_in_parquet(source, mount, tmp_path):
+    files = sorted(map(str, (source / "parquet-images").glob("*.parquet")))
+    before, after = run("Images in Parquet of Hugging Face", files=files, cache=str(tmp_path), mounted=mount / "parquet-images", batch_size=9)
+    assert [image.numpy().tobytes() for image in after["images"]] == [image["bytes"] for image in before["before"]["image"]]
+    assert after["labels"].tolist() == before["before"]["label"]

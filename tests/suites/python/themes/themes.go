@@ -44,7 +44,7 @@ func All() map[string][]string {
 // Peers has the files in peers, which need the packages that others train and serve with, by the name of the package that runs them.
 func Peers() map[string][]string {
 	return map[string][]string{
-		"training": {"test_blend.py", "test_coming_from.py", "test_deepspeed.py", "test_megatron.py", "test_pack_ray.py", "test_pack_sources.py", "test_samples_of_peers.py", "test_saves_of_peers.py"},
+		"training": {"test_blend.py", "test_coming_from.py", "test_deepspeed.py", "test_megatron.py", "test_pack_ray.py", "test_pack_sources.py", "test_samples_of_parquet.py", "test_samples_of_peers.py", "test_saves_of_peers.py"},
 		"serving":  {"test_fastsafetensors.py", "test_kv_engines.py", "test_safetensors_prefetch.py", "test_sentencepiece.py", "test_tokenizers.py", "test_transformers.py"},
 	}
 }

@@ -2,37 +2,29 @@ package parquet
 
 import (
 	"bytes"
-	"encoding/binary"
 	"errors"
-	"fmt"
 	"slices"
 	"testing"
 )
 
-// tokenRows returns the rows of a column of tokens, read page by page.
-func tokenRows(t testing.TB, data []byte, name string) (rows [][]int64, plain int, err error) {
+// pagedRows returns the bytes of the elements of each row of a column, read page by page.
+func pagedRows(t testing.TB, data []byte, name string) (rows [][]byte, plain int, err error) {
 	r := bytes.NewReader(data)
 	f, err := Open(r, int64(len(data)))
 	if err != nil {
 		return nil, 0, err
 	}
-	index, why := f.Find(name)
-	if why != "" || !f.Columns[index].Tokens {
-		return nil, 0, fmt.Errorf("no column of tokens: %s", why)
+	index := f.field(name)
+	if index < 0 {
+		return nil, 0, errors.New("no such field")
 	}
-	c := f.TokenColumn(index)
+	column := &f.Columns[index]
+	if column.Element == "" || column.Bytes && column.Lists > 0 {
+		return nil, 0, errors.New("no column of elements")
+	}
+	c, width := f.Paged(index), column.Width()
 	if err := c.Readable(); err != nil {
 		return nil, 0, err
-	}
-	bits, unsigned := c.Integer()
-	number := func(raw []byte) int64 {
-		var whole [8]byte
-		copy(whole[:], raw[:bits/8])
-		v := int64(binary.LittleEndian.Uint64(whole[:]))
-		if !unsigned {
-			v = v << (64 - bits) >> (64 - bits)
-		}
-		return v
 	}
 	for g := range c.Groups {
 		pages, err := c.Pages(t.Context(), r, g)
@@ -45,7 +37,7 @@ func tokenRows(t testing.TB, data []byte, name string) (rows [][]int64, plain in
 			if err != nil {
 				return nil, 0, err
 			}
-			starts, err := c.Starts(t.Context(), r, p)
+			starts, err := c.Starts(t.Context(), r, p, d)
 			if err != nil {
 				return nil, 0, err
 			}
@@ -53,48 +45,80 @@ func tokenRows(t testing.TB, data []byte, name string) (rows [][]int64, plain in
 			if err != nil {
 				return nil, 0, err
 			}
-			if int64(len(raw)) != p.Tokens*int64(bits/8) || int64(len(starts)) != p.Rows {
-				t.Fatalf("%d bytes for %d tokens, %d starts for %d rows", len(raw), p.Tokens, len(starts), p.Rows)
+			if int64(len(raw)) != p.Elements*width || int64(len(starts)) != p.Rows {
+				t.Fatalf("%d bytes for %d elements, %d starts for %d rows", len(raw), p.Elements, len(starts), p.Rows)
 			}
 			if p.Values > 0 {
 				plain++
-				if there := data[p.Values:][:len(raw)]; !bytes.Equal(there, raw) {
-					t.Fatalf("the file has other tokens at %d than the page", p.Values)
-				}
+				checkStored(t, c, p, data, raw)
 			}
-			for k := range p.Tokens {
-				for len(starts) > 0 && starts[0] == k {
-					rows, starts = append(rows, []int64{}), starts[1:]
+			for k := range p.Rows + 1 {
+				begin, end := int64(0), p.Elements
+				if k > 0 {
+					begin = starts[k-1]
+					rows = append(rows, []byte{})
 				}
-				rows[len(rows)-1] = append(rows[len(rows)-1], number(raw[k*int64(bits/8):]))
-			}
-			for range starts { // rows without tokens
-				rows = append(rows, []int64{})
+				if k < p.Rows {
+					end = starts[k]
+				}
+				if end > begin {
+					rows[len(rows)-1] = append(rows[len(rows)-1], raw[begin*width:end*width]...)
+				}
 			}
 		}
 	}
 	return rows, plain, nil
 }
 
+// checkStored compares what a page says of the places of its values with what it gives.
+func checkStored(t testing.TB, c *Paged, p *Page, data, raw []byte) {
+	if !c.column.Bytes {
+		if there := data[p.Values:][:len(raw)]; !bytes.Equal(there, raw) {
+			t.Fatalf("the file has other values at %d than the page", p.Values)
+		}
+		return
+	}
+	var there []byte
+	err := c.Stored(t.Context(), bytes.NewReader(data), p, func(offset, length int64) error {
+		there = append(there, data[offset:offset+length]...)
+		return nil
+	})
+	if err != nil || !bytes.Equal(there, raw) {
+		t.Fatalf("the file has other values at %d than the page: %v", p.Values, err)
+	}
+}
+
+// field returns the index of a column by the name of its field.
+func (f *File) field(name string) int {
+	return slices.IndexFunc(f.Columns, func(c Column) bool { return c.Field == name })
+}
+
 // valueRows returns the same, read value by value.
-func valueRows(t testing.TB, data []byte, name string) (rows [][]int64, holes bool, err error) {
+func valueRows(t testing.TB, data []byte, name string) (rows [][]byte, holes bool, err error) {
 	f, err := Open(bytes.NewReader(data), int64(len(data)))
 	if err != nil {
 		return nil, false, err
 	}
-	index, why := f.Find(name)
-	if why != "" {
-		return nil, false, errors.New(why)
+	index := f.field(name)
+	if index < 0 {
+		return nil, false, errors.New("no such field")
 	}
+	c := &f.Columns[index]
 	for g := range f.Groups {
 		err := f.Values(t.Context(), g, index, func(v Value) error {
 			if v.First {
-				rows = append(rows, []int64{})
+				rows = append(rows, []byte{})
 			}
-			if holes = holes || v.Hole; !v.Null {
-				rows[len(rows)-1] = append(rows[len(rows)-1], v.Number)
+			row := &rows[len(rows)-1]
+			if holes = holes || v.Hole; v.Null {
+				return nil
 			}
-			return nil
+			if c.physical != typeInt32 && c.physical != typeInt64 {
+				*row = append(*row, v.Bytes...)
+				return nil
+			}
+			*row = append(*row, make([]byte, c.Width())...)
+			return c.store((*row)[len(*row)-int(c.Width()):], []int64{v.Number})
 		})
 		if err != nil {
 			return nil, false, err
@@ -103,39 +127,42 @@ func valueRows(t testing.TB, data []byte, name string) (rows [][]int64, holes bo
 	return rows, holes, nil
 }
 
-// tokenFiles are columns of tokens of the golden files, with the number of their pages that are plain.
-func tokenFiles() map[[2]string]int {
+// pagedFiles are columns of the golden files, with the number of their pages that are plain.
+func pagedFiles() map[[2]string]int {
 	return map[[2]string]int{
 		{"plain", "input_ids"}: 1, {"plain", "wide"}: 1, {"dictionary", "input_ids"}: 0, {"dictionary", "wide"}: 0, {"groups", "input_ids"}: 0, {"gzip", "wide"}: 0,
-		{"lz4", "input_ids"}: 0, {"delta", "input_ids"}: 0, {"delta", "wide"}: 0, {"split", "split"}: 0, {"struct", "tokens"}: 0,
+		{"lz4", "input_ids"}: 0, {"delta", "input_ids"}: 0, {"delta", "wide"}: 0, {"split", "split"}: 0, {"struct", "tokens.ids"}: 0,
+		{"plain", "id"}: 1, {"plain", "text"}: 1, {"plain", "raw"}: 1, {"plain", "meta.source"}: 1, {"plain", "meta.n"}: 1, {"dictionary", "text"}: 0,
+		{"dictionary", "meta.n"}: 0, {"groups", "text"}: 0, {"groups", "image"}: 0, {"gzip", "text"}: 0, {"gzip", "id"}: 0, {"lz4", "raw"}: 0, {"delta", "text"}: 0,
+		{"delta", "raw"}: 0, {"delta", "id"}: 0,
 	}
 }
 
-func TestTokenPages(t *testing.T) {
-	for of, plain := range tokenFiles() {
+func TestPages(t *testing.T) {
+	for of, plain := range pagedFiles() {
 		data := golden(t, of[0]+".parquet")
 		want, holes, err := valueRows(t, data, of[1])
 		if err != nil || holes || len(want) < 3 {
 			t.Fatalf("%v: %d rows, %v", of, len(want), err)
 		}
-		got, direct, err := tokenRows(t, data, of[1])
-		if err != nil || !slices.EqualFunc(got, want, slices.Equal[[]int64]) || direct != plain {
+		got, direct, err := pagedRows(t, data, of[1])
+		if err != nil || !slices.EqualFunc(got, want, bytes.Equal) || direct != plain {
 			t.Errorf("%v: %d of %d rows, %d of %d pages are plain: %v", of, len(got), len(want), direct, plain, err)
 		}
 	}
-	if rows, _, err := tokenRows(t, golden(t, "split.parquet"), "split"); err != nil || len(rows) != 3 || len(rows[2]) != 1000 || rows[2][999] != 1001 {
+	if rows, _, err := pagedRows(t, golden(t, "split.parquet"), "split"); err != nil || len(rows) != 3 || len(rows[2]) != 8000 || rows[2][7992] != 1001&0xff {
 		t.Errorf("split: %d rows, %v", len(rows), err)
 	}
 }
 
 func TestTokensThatAreNone(t *testing.T) {
-	if _, _, err := tokenRows(t, golden(t, "holes.parquet"), "holes"); !errors.Is(err, ErrHoles) {
+	if _, _, err := pagedRows(t, golden(t, "holes.parquet"), "holes"); !errors.Is(err, ErrHoles) {
 		t.Errorf("null elements: %v", err)
 	}
 	if _, holes, err := valueRows(t, golden(t, "holes.parquet"), "holes"); err != nil || !holes {
 		t.Errorf("null elements as values: %v", err)
 	}
-	if _, _, err := tokenRows(t, golden(t, "brotli.parquet"), "input_ids"); !errors.Is(err, ErrUnread) {
+	if _, _, err := pagedRows(t, golden(t, "brotli.parquet"), "input_ids"); !errors.Is(err, ErrUnread) {
 		t.Errorf("brotli: %v", err)
 	}
 	c := &Column{Path: []string{"x"}, Kind: "list of u16", physical: typeInt32, bits: 16, unsigned: true}
@@ -160,17 +187,17 @@ func TestStatisticsThatLie(t *testing.T) {
 		t.Fatal(err)
 	}
 	index, _ := f.Find("input_ids")
-	c := f.TokenColumn(index)
-	if c.Groups[0].Tokens != 200 {
-		t.Fatalf("the statistics say %d tokens, want 200", c.Groups[0].Tokens)
+	c := f.Paged(index)
+	if c.Groups[0].Elements != 200 {
+		t.Fatalf("the statistics say %d tokens, want 200", c.Groups[0].Elements)
 	}
-	c.Groups[0].Tokens = 201
+	c.Groups[0].Elements = 201
 	if _, err := c.Pages(t.Context(), bytes.NewReader(data), 0); !errors.Is(err, ErrBroken) {
 		t.Errorf("got %v", err)
 	}
 	column := &f.Columns[index]
 	for _, defs := range [][]int64{nil, {100, 20}, {100, 20, 0, 201}, {-1, 21, 0, 200}, {0, 19, 1, 200}, {1 << 62, 1 << 62, 0, 220}} {
-		if n := column.promised(&chunk{values: 220, defs: defs}); n != -1 {
+		if n := column.promised(&PagedGroup{Rows: 100, chunk: chunk{values: 220, defs: defs}}); n != -1 {
 			t.Errorf("%v promises %d", defs, n)
 		}
 	}
@@ -184,7 +211,7 @@ func TestPagesThatSwell(t *testing.T) {
 		t.Fatal(err)
 	}
 	index, _ := f.Find("input_ids")
-	c := f.TokenColumn(index)
+	c := f.Paged(index)
 	v := c.values(0)
 	v.max = 1 << 40
 	if err := v.measure(bytes.NewReader(data), &pageHeader{kind: pageData, values: 1 << 30}, &Page{}, 0); !errors.Is(err, ErrUnread) {
@@ -192,10 +219,10 @@ func TestPagesThatSwell(t *testing.T) {
 	}
 }
 
-// FuzzTokens changes one place of a good file: read by pages it gives what it gives read by values, or an error.
-func FuzzTokens(f *testing.F) {
+// FuzzPaged changes one place of a good file: read by pages it gives what it gives read by values, or an error.
+func FuzzPaged(f *testing.F) {
 	var names [][2]string
-	for of := range tokenFiles() {
+	for of := range pagedFiles() {
 		names = append(names, of)
 	}
 	slices.SortFunc(names, func(a, b [2]string) int { return slices.Compare(a[:], b[:]) })
@@ -209,12 +236,12 @@ func FuzzTokens(f *testing.F) {
 		of := names[uint(file)%uint(len(names))]
 		data := bytes.Clone(files[of[0]])
 		copy(data[uint(at)%uint(len(data)):], change)
-		got, _, err := tokenRows(t, data, of[1])
+		got, _, err := pagedRows(t, data, of[1])
 		if err != nil {
 			return
 		}
 		want, holes, err := valueRows(t, data, of[1])
-		if err != nil || holes || !slices.EqualFunc(got, want, slices.Equal[[]int64]) {
+		if err != nil || holes || !slices.EqualFunc(got, want, bytes.Equal) {
 			t.Errorf("by pages %d rows, by values %d (holes: %v): %v", len(got), len(want), holes, err)
 		}
 	})

@@ -1,0 +1,245 @@
+package parquet
+
+import (
+	"context"
+	"fmt"
+	"io"
+)
+
+// headerAt reads the header of a page that ends before end, and returns how long it is.
+func (p *pages) headerAt(r io.ReaderAt, at, end int64) (*pageHeader, int64, error) {
+	for n := int64(512); ; n *= 8 {
+		n = min(n, end-at)
+		buf := make([]byte, n)
+		if err := readFull(r, buf, at); err != nil {
+			return nil, 0, err
+		}
+		t := &thrift{buf: buf}
+		h := readPageHeader(t)
+		if t.err == nil {
+			p.left = end - at - int64(t.at)
+			return h, int64(t.at), p.check(h)
+		}
+		if n == end-at || n >= maxPageHeader {
+			return nil, 0, fmt.Errorf("%w: the header of a page of column %q: %w", ErrBroken, p.column.Name(), t.err)
+		}
+	}
+}
+
+// measure counts a page's elements, once there is room for it.
+func (c *Paged) measure(ctx context.Context, v *values, r io.ReaderAt, h *pageHeader, p *Page, header int64) error {
+	need := h.stored + h.plain
+	if v.looksUp(h) {
+		need += v.dictionaryBytes
+	}
+	if c.Hold != nil && need > largePage {
+		release, err := c.Hold(ctx, need)
+		if err != nil {
+			return err
+		}
+		defer release()
+		defer func() { v.raw, v.plain, v.dictionary = nil, nil, nil }()
+	}
+	return v.measure(r, h, p, header)
+}
+
+// looksUp reports whether it takes the dictionary to tell how many bytes the values of a page have.
+func (v *values) looksUp(h *pageHeader) bool {
+	return v.column.Bytes && (h.encoding == encPlainDictionary || h.encoding == encRLEDictionary)
+}
+
+// measure counts the rows and elements of a page whose header has so many bytes.
+func (v *values) measure(r io.ReaderAt, h *pageHeader, p *Page, header int64) error {
+	switch {
+	case h.values > v.max-v.seen:
+		return v.broken("its pages have more than its %d values", v.max)
+	case h.values > maxPageValues:
+		return fmt.Errorf("%w: a page of column %q has %d values, at most %d are read: write it with smaller pages", ErrUnread, v.column.Name(), h.values, maxPageValues)
+	}
+	at := p.offset + header
+	if v.column.Bytes && h.encoding != encPlain {
+		return v.measureBytes(r, h, p, at)
+	}
+	reps, defs, levels, err := v.levelsAt(r, h, at)
+	if err != nil {
+		return err
+	}
+	if p.Rows, p.values, err = v.lists(h, reps, defs, nil); err != nil {
+		return err
+	}
+	p.Elements = p.values
+	item, size := int64(v.column.size), h.plain-levels
+	asStored := v.chunk.codec == codecNone || h.kind == pageDataV2 && h.isPlain
+	if asStored {
+		size = h.stored - levels
+	}
+	switch {
+	case v.column.Bytes:
+		if p.Elements = size - 4*p.values; p.Elements < 0 {
+			return v.broken("the lengths of %d texts take more than a page of %d bytes", p.values, size)
+		}
+	case asStored && h.encoding == encPlain && p.values*item > size:
+		return v.broken("a page has %d values and needs %d", size/item, p.values)
+	}
+	if asStored && h.encoding == encPlain && v.column.bits == 8*v.column.size {
+		p.Values = at + levels
+	}
+	return nil
+}
+
+// measureBytes decodes a page at off to learn how many bytes its values have.
+func (v *values) measureBytes(r io.ReaderAt, h *pageHeader, p *Page, off int64) (err error) {
+	if v.looksUp(h) && v.dictionary == nil && p.dictionary > 0 {
+		if v.dictionary, err = v.dictionaryAt(r, p.dictionary); err != nil {
+			return err
+		}
+	}
+	raw, err := v.read(r, off, h.stored)
+	if err == nil {
+		err = v.sum(h, raw)
+	}
+	if err != nil {
+		return err
+	}
+	reps, defs, body, err := v.levels(h, raw)
+	if err != nil {
+		return err
+	}
+	if p.Rows, p.values, err = v.lists(h, reps, defs, nil); err != nil {
+		return err
+	}
+	return v.lengths(h, body, p.values, func(n int64) error {
+		if p.Elements += n; p.Elements > MaxPage {
+			return fmt.Errorf("%w: a page of column %q holds texts of more than %d bytes: write it with smaller pages", ErrUnread, v.column.Name(), MaxPage)
+		}
+		return nil
+	})
+}
+
+// lengths calls each for the bytes of every value of a page.
+func (v *values) lengths(h *pageHeader, body []byte, n int64, each func(n int64) error) error {
+	return v.blocks(h, body, n, func(d *decoded, block []uint32) error {
+		for _, i := range block {
+			if err := each(int64(d.end(int(i)+1) - d.end(int(i)))); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// blocks calls yield for the n values of a page, many at a time: where they are among the values of d, which are the page's or its
+// dictionary's.
+func (v *values) blocks(h *pageHeader, body []byte, n int64, yield func(d *decoded, block []uint32) error) error {
+	d, indices, err := v.body(h, body)
+	if err != nil {
+		return err
+	}
+	if indices == nil && int64(d.len()) < n {
+		return v.broken("a page has %d values and needs %d", d.len(), n)
+	}
+	var block [levelBlock]uint32
+	for at := int64(0); at < n; at += levelBlock {
+		some := block[:min(levelBlock, n-at)]
+		if indices != nil && indices.fill(some) < len(some) {
+			return v.broken("the indices of a page are cut off")
+		}
+		for i := range some {
+			if indices == nil {
+				some[i] = uint32(at) + uint32(i)
+			} else if int64(some[i]) >= int64(d.len()) {
+				return v.broken("an index leads out of the dictionary of %d", d.len())
+			}
+		}
+		if err := yield(d, some); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// levelsAt reads the levels of a page whose bytes begin at off, and no more of it than it must. size is that of the levels,
+// decompressed.
+func (v *values) levelsAt(r io.ReaderAt, h *pageHeader, off int64) (reps, defs *hybrid, size int64, err error) {
+	isV2 := h.kind == pageDataV2
+	if isV2 && h.repBytes >= 0 && h.defBytes >= 0 && h.defBytes <= h.stored && h.repBytes <= h.stored-h.defBytes {
+		raw, err := v.read(r, off, h.repBytes+h.defBytes)
+		if err != nil {
+			return nil, nil, 0, err
+		}
+		only := *h
+		only.isPlain = true // there are no values among these bytes
+		reps, defs, _, err = v.levels(&only, raw)
+		return reps, defs, int64(len(raw)), err
+	}
+	if !isV2 && v.chunk.codec == codecNone {
+		for n := int64(16 << 10); ; n *= 8 {
+			raw, err := v.read(r, off, min(n, h.stored))
+			if err != nil {
+				return nil, nil, 0, err
+			}
+			reps, defs, body, err := v.cut(raw)
+			if err == nil || n >= h.stored {
+				return reps, defs, int64(len(raw) - len(body)), err
+			}
+		}
+	}
+	raw, err := v.read(r, off, h.stored)
+	if err == nil {
+		err = v.sum(h, raw)
+	}
+	if err != nil {
+		return nil, nil, 0, err
+	}
+	reps, defs, body, err := v.levels(h, raw)
+	return reps, defs, h.plain - int64(len(body)), err
+}
+
+// read reads n bytes, which are valid until the next call.
+func (p *pages) read(r io.ReaderAt, off, n int64) ([]byte, error) {
+	if int64(cap(p.raw)) < n {
+		p.raw = make([]byte, n)
+	}
+	p.raw = p.raw[:n]
+	return p.raw, readFull(r, p.raw, off)
+}
+
+// lists goes through the levels of a page. begin, which may be nil, hears at which value of the page each row begins.
+func (v *values) lists(h *pageHeader, reps, defs *hybrid, begin func(value int64)) (rows, present int64, err error) {
+	var rep, def [levelBlock]uint32
+	maxRep, maxDef, listDef := uint32(v.column.maxRep), uint32(v.column.maxDef), uint32(v.column.listDef)
+	for left := h.values; left > 0; left -= levelBlock {
+		n := int(min(left, levelBlock))
+		if reps.fill(rep[:n]) < n || defs.fill(def[:n]) < n {
+			return 0, 0, v.broken("the levels of a page are cut off or too large")
+		}
+		for i := range n {
+			switch {
+			case rep[i] > maxRep || def[i] > maxDef:
+				return 0, 0, v.broken("the levels of a page are cut off or too large")
+			case rep[i] == 0:
+				if v.every > 0 && v.present+present != (v.rows+rows)*v.every {
+					return 0, 0, v.uneven()
+				}
+				rows++
+				if begin != nil {
+					begin(present)
+				}
+			case v.rows+rows == 0 && begin == nil:
+				return 0, 0, v.broken("it begins within a row")
+			}
+			switch {
+			case def[i] == maxDef:
+				present++
+			case maxRep > 0 && def[i] >= listDef:
+				return 0, 0, fmt.Errorf("column %q: %w", v.column.Name(), ErrHoles)
+			}
+		}
+	}
+	v.rows += rows
+	v.present += present
+	v.seen += h.values
+	return rows, present, nil
+}
+
+func (v *values) uneven() error { return fmt.Errorf("column %q: %w", v.column.Name(), ErrUneven) }
