@@ -45,7 +45,10 @@ func BeginBatch(ctx context.Context, to Target, b *Batch, said *Sequences) (*Req
 	s := &scattering{r: r, files: files, many: len(b.Starts) >= manySpans}
 	s.locate = func() ([]part, error) { return b.parts(&to, s.memory(len(b.Starts))) }
 	return s.begin(ctx, to.Stream, func() (err error) {
-		if s.to, err = b.check(&to); err == nil && said != nil {
+		if s.to, err = b.check(&to); err != nil || said == nil {
+			return err
+		}
+		if err = r.checkMemory(to.Memory); err == nil { // it must be the device's own
 			s.also, err = r.sequences.Prepare(said, to.Memory)
 		}
 		return err
@@ -75,7 +78,7 @@ func (b *Batch) check(to *Target) (d crew.Destination, err error) {
 		err = r.checkMemory(to.Targets)
 	}
 	if err == nil {
-		err = r.checkMemory(to.Memory)
+		err = r.checkOutput(&d, to.Memory)
 	}
 	return d, err
 }

@@ -8,7 +8,8 @@ import (
 	"github.com/hbmfs/hbmfs/cufile/internal/driver"
 )
 
-// Target says where a request's bytes go, and how.
+// Target says where a request's bytes go, and how. Bytes that stay as they are may also go from a GPU's Reader of the path [Auto] or [Mapped] to memory
+// of the host that CUDA has pinned. The GPU writes them there if the files are registered, and threads read them otherwise.
 type Target struct {
 	Memory
 
@@ -26,11 +27,14 @@ type Target struct {
 // memory makes a destination of memory of the caller.
 func (r *Reader) memory(m Memory) crew.Destination {
 	d := crew.Destination{HBM: driver.Pointer(m.Pointer)}
-	if r.device.CUDA == nil && m.CanBe() { // memory that Go does not know, and which the caller keeps until the request has ended
-		d.Host = unsafe.Slice(*(**byte)(unsafe.Pointer(&m.Pointer)), m.Length)
+	if r.device.CUDA == nil && m.CanBe() {
+		d.Host = hostBytes(m)
 	}
 	return d
 }
+
+// hostBytes is memory that Go does not know, and which the caller keeps until the request has ended.
+func hostBytes(m Memory) []byte { return unsafe.Slice(*(**byte)(unsafe.Pointer(&m.Pointer)), m.Length) }
 
 // destination says where and how elements of so many bytes are written, those of rows of so many if there is a second output. Elements of 0 bytes are those
 // that are widened. It refuses impossible values.
@@ -80,13 +84,30 @@ func (f *File) aim(to *Target, n, length int64) (crew.Destination, error) {
 	case n > to.Length/times/length:
 		return d, fmt.Errorf("%w: %d spans of %d bytes, each %d times as long there, do not fit into %d", ErrMemory, n, length, times, to.Length)
 	}
-	return d, f.r.checkMemory(Memory{Pointer: to.Pointer, Length: n * length * times})
+	err = f.r.checkOutput(&d, Memory{Pointer: to.Pointer, Length: n * length * times})
+	return d, err
 }
 
 // checkMemory refuses memory of the caller that is not there. The thread has the device's context.
 func (r *Reader) checkMemory(m Memory) error {
 	if err := r.device.Has(m, nil); err != nil {
 		return fmt.Errorf("%w: %w", ErrMemory, err)
+	}
+	return nil
+}
+
+// checkOutput is checkMemory for a destination, which may also be pinned memory of the host.
+func (r *Reader) checkOutput(d *crew.Destination, m Memory) error {
+	cu, path, err := r.device.CUDA, r.opt.Path, r.checkMemory(m)
+	if err == nil || cu == nil || d.Form != nil || path != Auto && path != Mapped || !m.CanBe() {
+		return err
+	}
+	if pinned, unknown := cu.Pinned(d.HBM, m.Length); unknown != nil || !pinned {
+		return err
+	}
+	d.Host = hostBytes(m)
+	if _, err := r.device.Kernels.Load(cu, driver.GatherKernel); err != nil {
+		d.HBM = 0 // only the kernel writes there
 	}
 	return nil
 }

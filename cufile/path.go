@@ -19,7 +19,7 @@ type Path string
 const (
 	Auto   Path = "auto"   // chosen per request, see [Choice]
 	Direct Path = "direct" // storage to HBM by DMA, proven for the file
-	Mapped Path = "mapped" // page cache to HBM by DMA: the file is mapped and registered with CUDA
+	Mapped Path = "mapped" // page cache to HBM, or to pinned memory of the host, by the GPU: the file is mapped and registered with CUDA
 	Staged Path = "staged" // pread into pinned memory, overlapped with copies to HBM
 	Compat Path = "compat" // libcufile with its own POSIX reads allowed
 	Host   Path = "host"   // pread into host memory
@@ -63,9 +63,26 @@ const warm = 0.9
 // the page cache.
 const fewCPUs = 4
 
-// choose gives the path for a request, and says whether its bytes are known to be out of the page cache. Figures in a
-// reason stand in parentheses, and details after a semicolon: see package tally.
-func (f *File) choose(ctx context.Context, pieces []source.Piece) (c Choice, cold bool, err error) {
+// chooseFor is choose for a destination. Bytes for memory of the host that the GPU does not write there are read to it at once.
+func (f *File) chooseFor(ctx context.Context, to *crew.Destination, pieces []source.Piece) (c Choice, cold bool, err error) {
+	switch onGPU := f.r.opt.Device != HostDevice; {
+	case onGPU && to.Host != nil && to.HBM == 0:
+		return Choice{Host, "the GPU runs no kernel that would write to memory of the host"}, false, nil
+	case !onGPU || to.Host == nil:
+		return f.choose(ctx, pieces, true)
+	}
+	switch c, cold, err = f.choose(ctx, pieces, false); c.Path {
+	case Staged:
+		c.Path = Host
+	case Mapped:
+		c.Why += toHost
+	}
+	return c, cold, err
+}
+
+// choose gives the path for a request, and says whether its bytes are known to be out of the page cache. byCuFile says that cuFile may bring them. Figures
+// in a reason stand in parentheses, and details after a semicolon: see package tally.
+func (f *File) choose(ctx context.Context, pieces []source.Piece, byCuFile bool) (c Choice, cold bool, err error) {
 	o := &f.r.opt
 	switch {
 	case o.Device == HostDevice:
@@ -80,9 +97,12 @@ func (f *File) choose(ctx context.Context, pieces []source.Piece) (c Choice, col
 	case o.Path != Auto:
 		return Choice{o.Path, "asked for"}, false, nil
 	}
-	why, ok, err := f.autoDirect(ctx, pieces)
-	if err != nil || ok {
-		return Choice{Direct, why}, false, err
+	why := "it goes to memory of the host"
+	if byCuFile {
+		var ok bool
+		if why, ok, err = f.autoDirect(ctx, pieces); err != nil || ok {
+			return Choice{Direct, why}, false, err
+		}
 	}
 	if f.r.mapped.PinnedBytes() > 0 && f.r.mapped.Unseen(pieces) == 0 {
 		return Choice{Mapped, seenWhy}, false, nil

@@ -193,8 +193,11 @@ func (s *scattering) missing(err error) (list []part, n int64) {
 func (s *scattering) took(missing []part) Result {
 	total := Result{Choice: Choice{s.r.opt.Path, "there is nothing to move"}}
 	choice := Choice{Mapped, seenWhy}
-	if s.r.copied != nil {
+	switch {
+	case s.r.copied != nil:
 		choice = Choice{Host, onHost}
+	case s.to.Host != nil:
+		choice.Why += toHost
 	}
 	for i, p := range s.parts {
 		left := sizeOf(missing[i].spans)
@@ -218,7 +221,7 @@ func (s *scattering) seen(p *part) source.Rows {
 		}
 	}
 	placed, ok := p.file.source.(source.Placed)
-	if !ok || n == 0 || n > bytesMoved || n/int64(len(p.spans)) >= most || p.file.cooling() ||
+	if !ok || s.r.mapped != nil && s.to.HBM == 0 || n == 0 || n > bytesMoved || n/int64(len(p.spans)) >= most || p.file.cooling() ||
 		s.r.mapped != nil && (!s.r.mapped.Shares(of.mapped) || of.opt.Path != Auto && of.opt.Path != Mapped) {
 		return source.Rows{Missing: p.spans}
 	}
@@ -235,6 +238,9 @@ const seenRow = 512 << 10
 
 // seenWhy is why a request takes the mapped path where nothing else is to be done.
 const seenWhy = "its pages are registered with the GPU already"
+
+// toHost is added to the reason for the mapped path where the bytes end in memory of the host.
+const toHost = ", and the GPU writes to memory of the host"
 
 func sizeOf(spans []source.Span) (n int64) {
 	for i := range spans {

@@ -186,7 +186,7 @@ func (f *File) retryMoved(ctx context.Context, do func(inMount bool) error) erro
 // moveGroup moves pieces by the path that is chosen for them. It stages them where Auto chose to map files that CUDA does not register. The
 // driver, the file system or a limit may be against that, and nothing tells before.
 func (t *transfer) moveGroup(ctx context.Context, pieces []source.Piece, first, inMount bool) (err error) {
-	choice, cold, err := t.f.choose(ctx, pieces)
+	choice, cold, err := t.f.chooseFor(ctx, &t.to, pieces)
 	if err != nil {
 		return err
 	}
@@ -200,8 +200,8 @@ func (t *transfer) moveGroup(ctx context.Context, pieces []source.Piece, first, 
 	before := t.Moved
 	err = t.move(ctx, choice.Path, pieces)
 	if t.f.r.opt.Path == Auto && errors.Is(err, mapped.ErrUnmapped) {
-		t.Moved, choice = before, Choice{Staged, "the GPU cannot be shown the page cache; " + err.Error()}
-		err = t.move(ctx, Staged, pieces)
+		t.Moved, choice = before, Choice{t.byThreads(), "the GPU cannot be shown the page cache; " + err.Error()}
+		err = t.move(ctx, choice.Path, pieces)
 	}
 	if first {
 		t.Choice = choice
@@ -262,15 +262,20 @@ func (t *transfer) envelope(pieces []source.Piece) int64 {
 	return skew
 }
 
-// stage moves pieces by way of memory of the host.
+// byThreads is the path of pieces that the reader's threads move.
+func (t *transfer) byThreads() Path {
+	if t.to.Host != nil {
+		return Host
+	}
+	return Staged
+}
+
+// stage moves pieces by way of memory of the host, or to it.
 func (t *transfer) stage(ctx context.Context, pieces []source.Piece) error {
 	if len(pieces) == 0 {
 		return nil
 	}
-	r, path := t.f.r, Staged
-	if r.device.CUDA == nil {
-		path = Host
-	}
+	r, path := t.f.r, t.byThreads()
 	n, err := r.staged.Move(ctx, &t.to, pieces, t.cold, func() int { return t.f.readers(ctx) })
 	t.Moved.count(path, n) // with an error it counts for nothing
 	if err == nil && r.copied != nil && n < copied.SmallRow*int64(len(pieces)) {

@@ -101,8 +101,8 @@ typedef enum {
 } hbmfs_page_cache;
 
 /*
- * Paths: "auto", "direct" (storage to GPU by DMA), "mapped" (page cache to GPU by DMA), "staged" (pread into pinned
- * memory, overlapped with copies), "compat" (libcufile's own POSIX mode), "host" (pread into host memory).
+ * Paths: "auto", "direct" (storage to GPU by DMA), "mapped" (page cache to GPU, or to pinned memory, by the GPU), "staged" (pread
+ * into pinned memory, overlapped with copies), "compat" (libcufile's own POSIX mode), "host" (pread into host memory).
  *
  * method is a wish: where it does not work another path is taken, and hbmfs_result.reason says why. require is an
  * order: where it does not work, opening the reader or the file fails with HBMFS_UNAVAILABLE. Bytes that lie on no
@@ -215,7 +215,8 @@ int32_t hbmfs_prefetch(hbmfs_handle file, const int64_t *offsets, const int64_t 
  *
  * dst is an address of the reader's device: a CUdeviceptr of cudaMalloc, of torch, or of hbmfs_memory_alloc, at any
  * alignment; on the host any address. dst_length is the room there: a read that does not fit is refused before anything is
- * written. An address that CUDA does not know as memory of that GPU is refused.
+ * written. An address that CUDA does not know as memory of that GPU is refused. Bytes that are not widened may also go to memory of
+ * the host that CUDA has pinned, with "auto" or "mapped". Those count as "mapped" where the GPU copies them, and as "host" where threads do.
  *
  * stream is a CUstream (cudaStream_t) of the reader's device, as a number. Nothing is written to dst before the
  * work that was enqueued on it, up to the call of begin, is done: so memory of a caching allocator can be given. 0 is the legacy

@@ -117,7 +117,9 @@ static void run(struct step *s) {
         struct piece *p = (struct piece *)s->from;
         launches++;
         if (!inside(pinned, s->from, s->n * sizeof *p) && !inside(hbm, s->from, s->n * sizeof *p)) { violate("a table that the GPU cannot see"); break; }
-        for (size_t i = 0; i < s->n; i++) copy(p[i].dst, p[i].src, p[i].bytes);
+        for (size_t i = 0; i < s->n; i++) // a kernel also writes to pinned memory
+            if (inside(pinned, p[i].src, p[i].bytes) && inside(pinned, p[i].dst, p[i].bytes)) memcpy((void *)p[i].dst, (void *)p[i].src, p[i].bytes);
+            else copy(p[i].dst, p[i].src, p[i].bytes);
     }
     }
 }
@@ -350,6 +352,7 @@ CUresult cuPointerGetAttributes(unsigned n, const int *attributes, void **values
     pthread_mutex_unlock(&lock);
     for (unsigned i = 0; i < n; i++) switch (attributes[i]) {
     case 2: *(unsigned *)values[i] = device ? 2 : host ? 1 : 0; break; // CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CUDA knows no other memory
+    case 3: *(uintptr_t *)values[i] = device || host ? p : 0; break;   // CU_POINTER_ATTRIBUTE_DEVICE_POINTER
     case 9: *(int *)values[i] = device || host ? 0 : -2; break;        // CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
     case 11: *(uintptr_t *)values[i] = at; break;                      // CU_POINTER_ATTRIBUTE_RANGE_START_ADDR
     case 12: *(size_t *)values[i] = size; break;                       // CU_POINTER_ATTRIBUTE_RANGE_SIZE

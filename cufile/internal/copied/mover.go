@@ -10,6 +10,7 @@ package copied
 import (
 	"errors"
 	"os"
+	"runtime"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -20,9 +21,10 @@ import (
 
 // Mover is a reader's mapped files.
 type Mover struct {
-	pid   int
-	off   bool      // the kernel does not copy: nothing is mapped
-	plans sync.Pool // of *plan: those that have ended
+	pid     int
+	off     bool      // the kernel does not copy: nothing is mapped
+	threads int64     // that copy rows of a request at most
+	plans   sync.Pool // of *plan: those that have ended
 
 	using      sync.RWMutex // held for reading by MoveRows: nothing is unmapped meanwhile
 	generation uint32       // of the mappings: Places are valid until one ends; guarded by using
@@ -35,7 +37,9 @@ type Mover struct {
 
 // New makes a Mover.
 func New() *Mover {
-	return &Mover{pid: os.Getpid(), off: !copies(), generation: 1, files: map[*source.Backing][]byte{}}
+	const most = 8
+	threads := min(most, runtime.NumCPU()/2) // as a rule two requests are under way
+	return &Mover{pid: os.Getpid(), off: !copies(), threads: int64(threads), generation: 1, files: map[*source.Backing][]byte{}}
 }
 
 // copies says whether the kernel copies memory of this process for it: a sandbox may be against that.

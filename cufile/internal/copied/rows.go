@@ -3,6 +3,7 @@ package copied
 import (
 	"math"
 	"runtime"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -13,6 +14,8 @@ import (
 const (
 	mostRows  = 1024     // of one system call (IOV_MAX)
 	mostBytes = 64 << 10 // that are widened at a time, while they are in the CPU's cache
+
+	leastShare = 1 << 20 // bytes that a thread copies at least: waking it takes as long as copying some hundred kilobytes
 )
 
 // plan lists the copies, and has the memory of one system call's arguments.
@@ -20,6 +23,7 @@ type plan struct {
 	list    []piece
 	from    []unix.RemoteIovec
 	to      []unix.Iovec
+	missing []piece
 	scratch []byte // of mostBytes, where something is widened
 }
 
@@ -36,10 +40,7 @@ type Writer func(place int64, from []byte)
 // MoveRows copies rows of mapped files to their places in memory, or has write do that, if it is not nil, for elements of so many bytes. Rows that are not
 // mapped, or whose file cannot be looked at, or was cut, are left out as Missing. It gives how many pages had to come from the disk.
 func (m *Mover) MoveRows(to []byte, element int64, write Writer, rows []source.Rows) (cold int64) {
-	p, _ := m.plans.Get().(*plan)
-	if p == nil {
-		p = &plan{}
-	}
+	p := m.plan()
 	defer m.end(p)
 	m.using.RLock()
 	defer m.using.RUnlock()
@@ -47,20 +48,82 @@ func (m *Mover) MoveRows(to []byte, element int64, write Writer, rows []source.R
 	f.Find(math.MaxInt, func(of *source.Rows, at driver.Pointer, s source.Span) {
 		p.list = append(p.list, piece{uintptr(at), s, of})
 	})
+	if shares := m.share(p.list); write == nil && len(shares) > 1 {
+		return m.moveShares(to, shares)
+	}
+	return m.moveAll(p, to, write, p.list)
+}
+
+// share divides a list among the threads that copy it.
+func (m *Mover) share(list []piece) (shares [][]piece) {
+	total := int64(0)
+	for i := range list {
+		total += list[i].span.N
+	}
+	n := max(1, min(m.threads, total/leastShare))
+	size, first := int64(0), 0
+	for i := range list {
+		if size += list[i].span.N; size >= total/n && int64(len(shares)) < n-1 {
+			shares, first, size = append(shares, list[first:i+1]), i+1, 0
+		}
+	}
+	return append(shares, list[first:])
+}
+
+// moveShares copies each share on a thread of its own.
+func (m *Mover) moveShares(to []byte, shares [][]piece) (cold int64) {
+	plans, colds := make([]*plan, len(shares)), make([]int64, len(shares))
+	var wg sync.WaitGroup
+	for i, list := range shares {
+		plans[i] = m.plan()
+		wg.Go(func() { colds[i] = m.copyAll(plans[i], to, nil, list) })
+	}
+	wg.Wait()
+	for i, p := range plans {
+		p.tell()
+		m.end(p)
+		cold += colds[i]
+	}
+	return cold
+}
+
+// moveAll copies a list, and says what is missing.
+func (m *Mover) moveAll(p *plan, to []byte, write Writer, list []piece) (cold int64) {
+	defer p.tell()
+	return m.copyAll(p, to, write, list)
+}
+
+// copyAll copies a list, and gives how many pages had to come from the disk.
+func (m *Mover) copyAll(p *plan, to []byte, write Writer, list []piece) (cold int64) {
 	runtime.LockOSThread() // whose faults are counted
+	defer runtime.UnlockOSThread()
 	before := majorFaults()
-	for list := p.list; len(list) > 0; {
+	for len(list) > 0 {
 		list = list[m.moveSome(p, to, write, list):]
 	}
-	cold = majorFaults() - before
-	runtime.UnlockOSThread()
-	return cold
+	return majorFaults() - before
+}
+
+func (m *Mover) plan() *plan {
+	if p, ok := m.plans.Get().(*plan); ok {
+		return p
+	}
+	return &plan{}
+}
+
+// tell names the rows that could not be copied.
+func (p *plan) tell() {
+	for i := range p.missing {
+		of := p.missing[i].of
+		of.Missing = append(of.Missing, p.missing[i].span)
+	}
 }
 
 // end keeps the memory of a plan for another one.
 func (m *Mover) end(p *plan) {
 	clear(p.list)
-	p.list = p.list[:0]
+	clear(p.missing)
+	p.list, p.missing = p.list[:0], p.missing[:0]
 	m.plans.Put(p)
 }
 
@@ -95,7 +158,7 @@ func (m *Mover) moveSome(p *plan, to []byte, write Writer, list []piece) int {
 		}
 	}
 	if done < len(list) {
-		list[done].of.Missing = append(list[done].of.Missing, list[done].span)
+		p.missing = append(p.missing, list[done])
 		done++
 	}
 	return done

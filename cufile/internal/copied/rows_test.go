@@ -31,6 +31,7 @@ func newShelf(t *testing.T, count, size int) *shelf {
 	t.Helper()
 	d := source.NewDescriptors(16, nil)
 	s := &shelf{m: New(), watch: d.Watch()}
+	s.m.threads = 4
 	folder, random := t.TempDir(), rand.NewChaCha8([32]byte{byte(count)})
 	for i := range count {
 		name, data := filepath.Join(folder, fmt.Sprint(i)), make([]byte, size)
@@ -128,6 +129,49 @@ func TestRowsOfACutFile(t *testing.T) {
 	}
 	if err := s.m.Map([]source.Piece{{File: s.files[1].Backing(nil), N: 1}}); !errors.Is(err, source.ErrShort) {
 		t.Errorf("read again: %v, want ErrShort", err)
+	}
+}
+
+// TestSharesOfACutFile has several threads copy rows of three files, of which one was cut. Its rows are missing, in their order.
+func TestSharesOfACutFile(t *testing.T) {
+	const size, n = 2 << 20, 1<<20 + 77
+	s := newShelf(t, 3, size)
+	if err := os.Truncate(s.names[1], 0); err != nil {
+		t.Fatal(err)
+	}
+	rows := make([]source.Rows, 3)
+	for i := range rows {
+		rows[i] = s.row(i, 0, 0, 0)
+		rows[i].Spans = nil
+		for k := range 6 {
+			rows[i].Spans = append(rows[i].Spans, source.Span{Offset: int64(k * 1001), N: n, To: int64((6*i + k) * n)})
+		}
+	}
+	p := &plan{list: make([]piece, 18)}
+	for i := range p.list {
+		p.list[i].span.N = n
+	}
+	if shares := s.m.share(p.list); len(shares) != 4 {
+		t.Fatalf("%d shares, want those of 4 threads", len(shares))
+	}
+	got := make([]byte, 18*n)
+	s.m.MoveRows(got, 1, nil, rows)
+	for i := range rows {
+		missing := int64(0)
+		for _, span := range rows[i].Missing {
+			if span.To != rows[i].Spans[0].To+missing {
+				t.Fatalf("file %d: missing %v", i, rows[i].Missing)
+			}
+			missing += span.N
+		}
+		if want := int64(i % 2 * 6 * n); missing != want {
+			t.Errorf("file %d: %d bytes are missing, want %d", i, missing, want)
+		}
+		for k := range 6 {
+			if at := (6*i + k) * n; i != 1 && !bytes.Equal(got[at:][:n], s.data[i][k*1001:][:n]) {
+				t.Errorf("wrong bytes of row %d of file %d", k, i)
+			}
+		}
 	}
 }
 

@@ -222,7 +222,7 @@ func (w *Worker) Launch(to *Destination, table driver.Pointer, count int) error 
 		if err != nil {
 			return err
 		}
-		return w.CUDA.LaunchGather(fn, table, uint32(count), w.Stream)
+		return w.CUDA.LaunchGather(fn, table, uint32(count), to.Host != nil, w.Stream)
 	}
 	fn, err := w.Kernels.Load(w.CUDA, driver.WidenKernel)
 	if err != nil {
@@ -283,8 +283,8 @@ func OnFault(err *error) func() {
 
 // Destination is memory of the device that bytes go to.
 type Destination struct {
-	HBM   driver.Pointer // of the first byte, on a GPU
-	Host  []byte         // on the host
+	HBM   driver.Pointer // of the first byte, as a GPU sees it; 0: it does not
+	Host  []byte         // on the host, also where a GPU sees it
 	After driver.Handle  // an event that streams wait for before they write; 0 for none
 	Form  *Form          // how elements are written; nil: bytes, as they are
 
@@ -298,4 +298,12 @@ func (d *Destination) Ready(w *Worker) error {
 		return nil
 	}
 	return w.CUDA.StreamWait(w.Stream, d.After)
+}
+
+// Await waits for After, before the worker itself writes.
+func (d *Destination) Await(w *Worker) error {
+	if d.After == 0 {
+		return nil
+	}
+	return w.CUDA.Wait(d.After)
 }

@@ -10,9 +10,11 @@ import (
 // CUDA's attributes of a pointer, and a value (cuda.h, CUpointer_attribute and CUmemorytype).
 const (
 	pointerMemoryType    = 2
+	pointerDevice        = 3
 	pointerDeviceOrdinal = 9
 	pointerRangeStart    = 11
 	pointerRangeSize     = 12
+	memoryTypeHost       = 1
 	memoryTypeDevice     = 2
 )
 
@@ -61,6 +63,22 @@ func (c *CUDA) allocation(p Pointer, dev int32) (a Allocation, err error) {
 		return a, fmt.Errorf("it is memory of gpu %d", ordinal)
 	}
 	return Allocation{Pointer(start), Pointer(start + size)}, nil
+}
+
+// Pinned says whether n bytes from an address on begin and end in memory of the host that CUDA has pinned, and that a GPU sees at the same address.
+func (c *CUDA) Pinned(p Pointer, n int64) (bool, error) {
+	for _, at := range []Pointer{p, p + Pointer(max(n, 1)) - 1} {
+		var kind uint32
+		var seen Pointer
+		names := [...]int32{pointerMemoryType, pointerDevice}
+		values := [...]unsafe.Pointer{unsafe.Pointer(&kind), unsafe.Pointer(&seen)}
+		err := c.call(cuPointerGetAttributes, "cuPointerGetAttributes", uintptr(len(names)), uintptr(unsafe.Pointer(&names)), uintptr(unsafe.Pointer(&values)), uintptr(at))
+		runtime.KeepAlive(&values)
+		if err != nil || kind != memoryTypeHost || seen != at {
+			return false, err
+		}
+	}
+	return true, nil
 }
 
 // Within runs f on the calling thread with a context, and leaves the thread as it was. It may be one of the caller's,

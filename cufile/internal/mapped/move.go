@@ -19,7 +19,7 @@ func (m *Mover) Move(ctx context.Context, to *crew.Destination, list []source.Pi
 	if err := unchanged(list); err != nil || len(list) == 0 {
 		return nil, err
 	}
-	c := &pieces{m: m, list: slices.Clone(list), keep: keep, to: to, kernel: source.BytesOf(list)/int64(len(list)) < m.cu.SmallPieces()}
+	c := &pieces{m: m, list: slices.Clone(list), keep: keep, to: to, kernel: to.Host != nil || source.BytesOf(list)/int64(len(list)) < m.cu.SmallPieces()}
 	err = m.Thread.RunQuiet(ctx, 1, 1, func(w *crew.Worker, _ int64) error {
 		for len(c.list) > 0 {
 			if err := w.JobContext().Err(); err != nil {

@@ -1,5 +1,5 @@
-// Package staged moves bytes of files by pread. They go into pinned memory, which is copied to the GPU while the next chunk is read. On
-// the host they go into the destination.
+// Package staged moves bytes of files by pread. They go into pinned memory, which is copied to the GPU while the next chunk is read. In
+// memory of the host they go into the destination.
 //
 // A [Mover] belongs to one reader. On a GPU it finds how many threads copy fastest while they do, unless it is told.
 package staged
@@ -54,11 +54,14 @@ func (m *Mover) Move(ctx context.Context, to *crew.Destination, pieces []source.
 	}
 	size := m.chunkSize(moved, threads)
 	chunks := source.Cut(pieces, size)
-	if cu := m.opt.CUDA; cu != nil && len(chunks) > 1 && moved/int64(len(chunks)) < cu.SmallPieces() {
+	if cu := m.opt.CUDA; to.Host == nil && len(chunks) > 1 && moved/int64(len(chunks)) < cu.SmallPieces() {
 		chunks = source.Pack(pieces, size, mostPacked, crew.LaunchBytes)
 	}
 	return moved, m.opt.Crew.RunQuiet(ctx, m.opt.Threads, int64(len(chunks)), func(w *crew.Worker, i int64) error {
-		if m.opt.CUDA == nil {
+		if to.Host != nil {
+			if err := to.Await(w); err != nil {
+				return err
+			}
 			return chunks[i].Read(to.Host[chunks[i].To:])
 		}
 		if err := to.Ready(w); err != nil {

@@ -142,6 +142,11 @@ class Reader(Owner):
             "requests": stats.requests,
         }
 
+    @property
+    def chooses(self) -> bool:
+        """Whether it chooses the path of each request: none was wished for or required."""
+        return self.method == "auto" and self._arguments["require"] is None
+
     def close(self) -> None:
         """Closes its files, cancels their requests, and gives everything back. Arrays stay.
 

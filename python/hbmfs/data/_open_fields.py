@@ -9,12 +9,12 @@ from .._lib import _device, _native
 from .._lib._memory import Pinned, Place
 from .._lib._warn import warn
 from .._lib.reader import Reader
-from ..errors import ClosedError, SlowPathWarning
+from ..errors import ClosedError, DeviceError, OutOfMemoryError, SlowPathWarning, UnavailableError
 from . import _fields
 from .dataset import Dataset, kept
 
 PINNED = "pinned"
-"""The place of a field in page-locked memory of the host."""
+"""The place of a field in page-locked memory of the host, to which the current GPU copies."""
 
 
 class OpenField(NamedTuple):
@@ -63,13 +63,26 @@ class Opened:
             pinned = Pinned.of_torch()
             if pinned is None:
                 warn(f"hbmfs: field {field.name!r} goes to memory that is not pinned: pinned memory needs torch with a GPU", SlowPathWarning)
-        index = _device.CPU if device == PINNED else _device.parse(device)
-        reader = None if index == _device.CPU and _native.library().forked else self._reader(index, field)
+        if pinned is not None and not _native.library().forked:
+            reader: Reader | None = self._copier(field)
+        else:
+            index = _device.CPU if device == PINNED else _device.parse(device)
+            reader = None if index == _device.CPU and _native.library().forked else self._reader(index, field)
+        index = _device.CPU if reader is None else reader.device
         again = (field.found.path, _device.name(index), "auto", None, None, reader, None)
         return OpenField(field, Dataset(field.found, index, reader, own=False, again=again, tensors=False), device, pinned)
 
-    def _reader(self, index: int, field: _fields.Field) -> Reader:
-        if self.given is not None and self.given.device == index:
+    def _copier(self, field: _fields.Field) -> Reader:
+        """The reader for pinned memory: of the current GPU, or of the host where that one was given or the GPU cannot be used."""
+        if self.given is None or self.given.device != _device.CPU:
+            try:
+                return self._reader(_device.parse("cuda"), field, pinned=True)
+            except (DeviceError, OutOfMemoryError, UnavailableError) as err:
+                warn(f"hbmfs: field {field.name!r} is copied to pinned memory by threads: {err}", SlowPathWarning)
+        return self._reader(_device.CPU, field)
+
+    def _reader(self, index: int, field: _fields.Field, pinned: bool = False) -> Reader:
+        if self.given is not None and self.given.device == index and (self.given.chooses or not pinned):
             return self.given
         if index not in self._readers:
             self._readers[index] = Reader(_device.name(index), **kept(field.found, index))

@@ -68,7 +68,7 @@ class SampleRows:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether a field goes to a GPU's memory."""
+        """Whether a GPU brings a field."""
         return any(field.on_gpu for field in self._fields.values())
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -110,8 +110,9 @@ class _FieldRows:
                 raise InvalidError(f"the sources have field {name!r} in other shapes: {first.said} and {other.said}")
             if other.dataset.dtype != first.dataset.dtype:
                 raise DtypeError(f"the sources have field {name!r} of other types: {first.said} and {other.said}")
-            if other.device != first.device:
-                raise InvalidError(f"the sources have field {name!r} on other devices: {first.device} and {other.device}")
+            if (other.device, other.dataset.device) != (first.device, first.dataset.device):
+                said = " and ".join(f"{each.device} by {each.dataset.device}" for each in (first, other))
+                raise InvalidError(f"the sources have field {name!r} on other devices: {said}")
         self._first, self._opened, self._tensors = first, opened, tensors
         self._scatter = Scatter.of([o.dataset for o in opened])
         self.on_gpu = first.dataset.device != "cpu"

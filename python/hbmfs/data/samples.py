@@ -48,7 +48,8 @@ class SampleDataset:
 
     path     a directory of a mount whose samples it shows, or a directory that has fields.json
     fields   None: all fields that the mount shows, to "cpu". A list of names: these. A mapping of names to places: "cpu"; "pinned", which is
-             page-locked memory of the host (torch with a GPU gives it; elsewhere it is like "cpu", and a warning says so); or a GPU, as "cuda:0"
+             page-locked memory of the host (torch with a GPU gives it; elsewhere it is like "cpu", and a warning says so); or a GPU, as "cuda:0".
+             The current GPU copies to "pinned"; threads do with reader=Reader("cpu")
     reader   a reader to share for the fields on its device; it is not closed with the dataset
     tensors  on the CPU True gives tensors of torch, and False NumPy arrays. None: tensors where torch is imported
 
@@ -222,7 +223,7 @@ class SampleDataset:
 
     def stats(self) -> dict[str, Any]:
         """Counts of reads of each field: its bytes by path, and the rest as of a dataset of tokens. ``bytes`` are those of all fields by path."""
-        fields = {name: self.opened(name).dataset.stats() for name in self._places}
+        fields = {name: {**self.opened(name).dataset.stats(), "device": device} for name, device in self._places.items()}
         paths = sorted({path for own in fields.values() for path in own["bytes"]})
         return {
             "path": self.path,

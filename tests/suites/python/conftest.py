@@ -97,6 +97,20 @@ class FakeGPU:
         function.restype = ctypes.c_uint64
         return function()
 
+    def pin(self, memory):
+        """Registers whole pages of the host."""
+        self._within("cuMemHostRegister_v2", ctypes.c_uint64(memory.ctypes.data), ctypes.c_size_t(memory.nbytes), 0)
+
+    def unpin(self, memory):
+        """Ends that."""
+        self._within("cuMemHostUnregister", ctypes.c_uint64(memory.ctypes.data))
+
+    def _within(self, function, *arguments):
+        context = ctypes.c_void_p()
+        assert not self._cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) and not self._cuda.cuCtxPushCurrent_v2(context)
+        assert not self._cuda[function](*arguments)
+        assert not self._cuda.cuCtxPopCurrent_v2(ctypes.byref(context)) and not self._cuda.cuDevicePrimaryCtxRelease_v2(0)
+
     def reader(self, **options):
         options = {"threads": 2, "slot": 64 << 10, "arena": 4 << 20, "pinned": 1 << 20, "command": os.environ["HBMFS_BINARY"], **options}
         return hbmfs.Reader("cuda:0", libraries=self.libraries, **options)

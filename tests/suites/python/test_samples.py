@@ -1,7 +1,10 @@
 """Samples of any fields: by number and in streams, whose batches hold the bytes that the files have."""
 
+import contextlib
 import itertools
 import json
+import math
+import mmap
 import os
 import pickle
 import random
@@ -12,6 +15,8 @@ import hbmfs
 import numpy as np
 import pytest
 import samples_folder
+from hbmfs._lib._memory import Host, Pinned
+from hbmfs._lib._native import NO_STREAM
 from hbmfs.data.part import chosen
 from hbmfs.data.permutation import Permutation
 from long import trials
@@ -115,6 +120,51 @@ def test_memory_that_cannot_be_pinned_is_told(whole, fields, monkeypatch):
         with pytest.warns(hbmfs.SlowPathWarning, match="field 'jpg' goes to memory that is not pinned"):
             pinned = own.select({"jpg": "pinned", "number": "cpu"})
         assert pinned.fields["jpg"]["device"] == "pinned" and same(pinned.gather([4, 2]), fields, [4, 2])
+
+
+class FakePinned(Pinned):
+    """Pages that a fake GPU sees."""
+
+    def __init__(self, gpu):
+        self.gpu, self.pages = gpu, []
+
+    def allocate(self, shape, dtype):
+        memory = mmap.mmap(-1, max(1, -(-math.prod(shape) * dtype.itemsize // 4096)) * 4096)
+        self.pages.append(np.frombuffer(memory, np.uint8))
+        self.gpu.pin(self.pages[-1])
+        value = np.frombuffer(memory, dtype, math.prod(shape)).reshape(shape)
+        return value, value.ctypes.data, NO_STREAM
+
+    def close(self):
+        for pages in self.pages:
+            self.gpu.unpin(pages)
+
+
+def test_the_gpu_copies_to_pinned_memory(whole, fields, gpu, monkeypatch):
+    pinned = FakePinned(gpu)
+    monkeypatch.setattr("hbmfs._lib._memory.Pinned.of_torch", lambda: pinned)
+    chosen = {"jpg": "pinned", "latent": "pinned", "number": "cpu"}
+    with gpu.reader(reuse=True, pinned=64 << 20) as reader, hbmfs.SampleDataset(whole.path, chosen, reader=reader) as ds:
+        stream = hbmfs.SampleStream(ds, 32, epochs=2)
+        for batch in stream:
+            assert same(batch, fields, batch["number"]) and isinstance(batch["jpg"].values, np.ndarray)
+        stats = ds.stats()["fields"]
+        for name in ("jpg", "latent"):
+            assert stats[name]["device"] == "pinned" and stats[name]["bytes"].keys() == {"mapped"} and "to memory of the host" in stats[name]["reason"]
+        assert ds.fields["jpg"]["device"] == "pinned" and stats["number"]["bytes"].keys() == {"host"}
+        pinned.close()
+
+
+@pytest.mark.parametrize("given", ["of the host", "that stages", None])
+def test_pinned_memory_without_that_gpu(given, whole, fields, gpu, monkeypatch):
+    monkeypatch.setattr("hbmfs._lib._memory.Pinned.of_torch", lambda: Host())
+    monkeypatch.setattr("hbmfs._lib._device._current", lambda: 9)  # there is none
+    with contextlib.ExitStack() as stack:
+        reader = stack.enter_context(hbmfs.Reader("cpu") if given == "of the host" else gpu.reader(method="staged")) if given else None
+        warns = contextlib.nullcontext() if given == "of the host" else pytest.warns(hbmfs.SlowPathWarning, match="field 'jpg' is copied to pinned memory by threads: ")
+        with warns:
+            ds = stack.enter_context(hbmfs.SampleDataset(whole.path, {"jpg": "pinned"}, reader=reader))
+        assert same(ds.gather([4, 2]), fields, [4, 2]) and ds.stats()["bytes"].keys() == {"host"}
 
 
 def test_a_field_that_is_not_shown(tmp_path):

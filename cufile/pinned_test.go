@@ -1,0 +1,181 @@
+package cufile
+
+import (
+	"bytes"
+	"errors"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/cufile/fakegpu"
+	"github.com/hbmfs/hbmfs/cufile/internal/driver"
+)
+
+// newPinned makes n bytes of the host that a Reader's GPU sees, skew bytes beyond an aligned address.
+func newPinned(t testing.TB, r *Reader, n, skew int64) callersMemory {
+	t.Helper()
+	data, err := unix.Mmap(-1, 0, int(driver.RoundUp(n+2*guard+skew, driver.PageSize)), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	must(t, err)
+	cu := r.device.CUDA
+	must(t, r.device.Within(func() error { return cu.Register(data, driver.HostPortable|driver.HostDeviceMap) }))
+	t.Cleanup(func() {
+		must(t, r.device.Within(func() error { return cu.Unregister(data) }))
+		must(t, unix.Munmap(data))
+	})
+	copy(data, bytes.Repeat([]byte{0xDB}, len(data)))
+	at := uintptr(unsafe.Pointer(unsafe.SliceData(data)))
+	return callersMemory{Memory{Pointer: at + guard + uintptr(skew), Length: n}, func() []byte { return data[skew:] }}
+}
+
+// TestPinnedMemory gathers rows of two files to pinned memory, before and after these are registered, and more than a table of the kernel holds.
+func TestPinnedMemory(t *testing.T) {
+	for name, change := range map[string]func(o *Options){
+		"auto, again and again": func(o *Options) { o.Reuse, o.Pinned = true, 8<<20 },
+		"auto, and little room": func(o *Options) { o.Reuse = true },
+		"auto, once":            func(o *Options) { o.Readers = 1 },
+		"mapped":                func(o *Options) { o.Path = Mapped },
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := smallOptions(fakeLibraries(t), Auto)
+			change(&o)
+			r := newReader(t, o)
+			first, firstData := randomFile(t, 1<<20+77, 61)
+			second, secondData := randomFile(t, 1<<20, 62)
+			files, datas := []*File{openFileIn(t, r, first), openFileIn(t, r, second)}, [][]byte{firstData, secondData}
+			random, total := rand.New(rand.NewPCG(61, 62)), Moved{}
+			for turn := range 20 {
+				b := &Batch{Files: files, Element: 1}
+				var want []byte
+				for range []int{3, 700, 2500}[turn%3] {
+					k, n := random.IntN(2), random.Int64N([]int64{70_000, 900, 300}[turn%3])
+					at := random.Int64N(int64(len(datas[k])) - n + 1)
+					b.Sources, b.Starts, b.Lengths = append(b.Sources, int32(k)), append(b.Starts, at), append(b.Lengths, n)
+					want = append(want, datas[k][at:at+n]...)
+				}
+				m := newPinned(t, r, int64(len(want))+100, int64(turn%17))
+				q, err := BeginBatch(t.Context(), Target{Memory: m.Memory}, b, nil)
+				must(t, err)
+				result, err := q.Result()
+				must(t, err)
+				m.holds(t, want, true)
+				if moved := result.Moved; moved.Total() != int64(len(want)) || moved.Staged > 0 {
+					t.Fatalf("turn %d: %+v", turn, result)
+				}
+				total.Add(result.Moved)
+			}
+			if r.Moved() != total || total.Mapped == 0 && name != "auto, once" {
+				t.Errorf("moved %+v, and the reader counts %+v", total, r.Moved())
+			}
+			if n := ask(t, o.Libraries.CUDA, "fake_cuda_hbm"); n != 0 {
+				t.Errorf("%d bytes of HBM were used", n)
+			}
+		})
+	}
+}
+
+// TestPinnedMemorySaysHow has the GPU bring rows that are registered, and says that they went to memory of the host.
+func TestPinnedMemorySaysHow(t *testing.T) {
+	name, data := randomFile(t, 1<<20, 63)
+	o := smallOptions(fakeLibraries(t), Auto)
+	o.Reuse, o.Pinned = true, 8<<20
+	r := newReader(t, o)
+	f := openFileIn(t, r, name)
+	m := newPinned(t, r, 2*5000, 3)
+	offsets := []int64{700_001, 13}
+	want := append(bytes.Clone(data[700_001:][:5000]), data[13:][:5000]...)
+	for _, why := range []string{"in the page cache (100%) and will be read again" + toHost, seenWhy + toHost, seenWhy + toHost} {
+		result, err := f.GatherInto(t.Context(), Target{Memory: m.Memory}, offsets, 5000)
+		must(t, err)
+		if (result.Moved != Moved{Mapped: 10_000}) || result.Choice != (Choice{Mapped, why}) {
+			t.Errorf("%+v, want mapped: %s", result, why)
+		}
+		m.holds(t, want, true)
+	}
+	must(t, os.Truncate(name, 1<<19))
+	until(t, "a gather says that the file was cut", func() bool {
+		_, err := f.GatherInto(t.Context(), Target{Memory: m.Memory}, []int64{5, 13}, 5000)
+		return err != nil
+	})
+}
+
+// TestPinnedMemoryWithoutKernels is written by threads.
+func TestPinnedMemoryWithoutKernels(t *testing.T) {
+	name, data := randomFile(t, 300_000, 64)
+	l := fakeLibraries(t)
+	l.CUDA = fakes.Copy(t, fakegpu.CUDAWithoutKernels)
+	o := smallOptions(l, Auto)
+	o.Reuse = true
+	r := newReader(t, o)
+	f := openFileIn(t, r, name)
+	for range 3 {
+		m := newPinned(t, r, f.Size(), 5)
+		result, err := f.GatherInto(t.Context(), Target{Memory: m.Memory}, []int64{0}, f.Size())
+		must(t, err)
+		if (result.Moved != Moved{Host: f.Size()}) || !strings.Contains(result.Choice.Why, "no kernel") {
+			t.Errorf("%+v", result)
+		}
+		m.holds(t, data, true)
+	}
+}
+
+// TestPinnedMemoryWaitsForTheCallersStream, both the GPU and the threads.
+func TestPinnedMemoryWaitsForTheCallersStream(t *testing.T) {
+	for _, reuse := range []bool{false, true} {
+		name, data := randomFile(t, 200_000, 65)
+		o := smallOptions(fakeLibraries(t), Auto)
+		o.Reuse = reuse
+		if !reuse {
+			o.Pinned = 2 * o.Window
+		}
+		r := newReader(t, o)
+		f := openFileIn(t, r, name)
+		m, stream := newPinned(t, r, f.Size(), 0), uintptr(0)
+		ask(t, o.Libraries.CUDA, "fake_cuda_hold")
+		q, err := f.BeginGather(t.Context(), Target{Memory: m.Memory, Stream: &stream}, []int64{0}, f.Size())
+		must(t, err)
+		m.holds(t, nil, true) // the caller's stream may still use it
+		ask(t, o.Libraries.CUDA, "fake_cuda_go_on")
+		_, err = q.Result()
+		must(t, err)
+		m.holds(t, data, true)
+	}
+}
+
+// TestPinnedMemoryThatIsRefused: only bytes as they are go there, by the paths that write there.
+func TestPinnedMemoryThatIsRefused(t *testing.T) {
+	name, _ := randomFile(t, 10_000, 66)
+	for _, path := range []Path{Auto, Staged, Compat} {
+		r := newReader(t, smallOptions(fakeLibraries(t), path))
+		f := openFileIn(t, r, name)
+		m := newPinned(t, r, 1000, 0)
+		if path != Auto {
+			if _, err := f.GatherInto(t.Context(), Target{Memory: m.Memory}, []int64{0}, 100); !errors.Is(err, ErrMemory) {
+				t.Errorf("%s: %v", path, err)
+			}
+			continue
+		}
+		rows := &Batch{Files: []*File{f}, Element: 2, Starts: []int64{0, 9}, Length: 10}
+		for what, begin := range map[string]func() (*Request, error){
+			"widened": func() (*Request, error) {
+				return f.BeginGather(t.Context(), Target{Memory: m.Memory, Widen: WidenU16ToI64}, []int64{0}, 100)
+			},
+			"with targets": func() (*Request, error) {
+				return BeginBatch(t.Context(), Target{Memory: m.Memory, Targets: newMemory(t, r, 1000, 0).Memory}, rows, nil)
+			},
+			"with sequences": func() (*Request, error) {
+				return BeginBatch(t.Context(), Target{Memory: m.Memory}, rows, &Sequences{Tokens: 20, Lengths: []int64{20}, Documents: []int64{0}})
+			},
+			"beyond what is pinned": func() (*Request, error) {
+				return BeginBatch(t.Context(), Target{Memory: Memory{Pointer: m.Pointer, Length: 1 << 20}}, rows, nil)
+			},
+		} {
+			if _, err := begin(); !errors.Is(err, ErrMemory) {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+	}
+}
