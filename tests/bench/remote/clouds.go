@@ -57,6 +57,9 @@ func (s *server) cloud(size int64, sha256 string) {
 // clouds compares first reads of one object from S3, Google Cloud Storage, Azure, a registry and a Hub, and what Python's own clients of Google's and
 // the Hub need to download it. All servers are one fake, which is far away. The last row is a mount of the directory, for its memory.
 func (b *bench) clouds(ctx context.Context, python string, rounds int) error {
+	if err := exec.CommandContext(ctx, python, "-c", "import huggingface_hub, gcsfs").Run(); err != nil {
+		return fmt.Errorf("%s lacks huggingface_hub or gcsfs (%w): pip install them, or name another with PYTHON=", python, err)
+	}
 	object := filepath.Join(b.work, "object.bin")
 	f, err := os.Open(object)
 	if err != nil {
