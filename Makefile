@@ -76,7 +76,8 @@ demo: go ## Tokenize the Go source tree, mount it, verify every byte, show the r
 
 # Packages are tested two more at once than there are CPUs, since many tests wait. Each further way of
 # building compiles all packages anew where the Go cache is empty. So go test vets what it builds, what reports is built as hbmfs is,
-# and the suites share what is built here. The race detector would sleep a second before each of a thousand processes exits.
+# and the suites share what is built here. The race detector would sleep a second before each of a thousand processes exits, and map its own memory
+# anew for each allocation of 64 KiB or more.
 AT_ONCE ?= $(shell expr $$(nproc 2>/dev/null || echo 2) + 2)
 
 # All of .ci/run has 90 minutes in CI. What hangs is named before, since testreport ends each package in time, and each run.
@@ -95,7 +96,7 @@ test: go ## Run every check but lint: vet, gofmt, Go tests with the race detecto
 	@$(if $(filter 1,$(READERS)),tests/venv.sh $(VENV),true) & venv=$$!; $(BUILT); built=$$?; wait $$venv && exit $$built
 	HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_PYTHON=$(if $(filter 1,$(READERS)),$(abspath $(VENV)/bin/python)) \
 	  HBMFS_BINARY_RACE=$(if $(filter 1,$(RACE)),$(abspath $(CACHE)/race/hbmfs)) HBMFS_CSI_RACE=$(if $(filter 1,$(RACE)),$(abspath $(CACHE)/race/hbmfs-csi)) \
-	  HBMFS_LIBRARY=$(if $(filter 1,$(READERS)),$(abspath bin/libhbmfs.so)) GORACE="$(or $(GORACE),atexit_sleep_ms=100)" \
+	  HBMFS_LIBRARY=$(if $(filter 1,$(READERS)),$(abspath bin/libhbmfs.so)) GORACE="$(or $(GORACE),atexit_sleep_ms=100 clear_shadow_mmap_threshold=16777216)" \
 	  PYTHONPYCACHEPREFIX=$(abspath $(CACHE)/bytecode) HBMFS_VERSION=$(VERSION) HBMFS_S3SERVER=$(if $(filter 1,$(SERVERS)),$(abspath $(S3))) \
 	  HBMFS_GCSSERVER=$(if $(filter 1,$(SERVERS)),$(abspath $(GCS))) HBMFS_OCI_CLIENTS=$(if $(filter 1,$(SERVERS)),$(abspath $(OCI))) \
 	  HBMFS_AZURITE=$(if $(filter 1,$(SERVERS)),$(abspath $(AZURITE))) \

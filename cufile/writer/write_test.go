@@ -9,7 +9,7 @@ import (
 
 // layout makes a file of random parts: on the host, on the device, at pages and anywhere, with and without gaps.
 func layout(random *rand.Rand, name string, memory []byte, put func(p []byte) Memory) (File, model) {
-	f, bytes := File{Name: name}, []byte(nil)
+	f, at, pieces := File{Name: name}, 0, [][]byte(nil)
 	for range random.IntN(12) {
 		gap := []int{0, 0, 1, 4096, random.IntN(3 << 20)}[random.IntN(5)]
 		n := []int{0, 1, 4096, random.IntN(9000), random.IntN(9 << 20), ChunkSize}[random.IntN(6)]
@@ -18,20 +18,25 @@ func layout(random *rand.Rand, name string, memory []byte, put func(p []byte) Me
 			first &^= 4095
 		}
 		if random.IntN(3) == 0 {
-			gap += -(len(bytes) + gap) & 4095
+			gap += -(at + gap) & 4095
 		}
 		p := memory[first : first+n]
-		bytes = append(append(bytes, make([]byte, gap)...), p...)
 		m := Memory{Host: p}
 		if random.IntN(2) == 0 {
 			m = put(p)
 		}
-		f.Parts = append(f.Parts, Part{int64(len(bytes) - n), m})
+		at += gap
+		f.Parts, pieces = append(f.Parts, Part{int64(at), m}), append(pieces, p)
+		at += n
 	}
 	if random.IntN(2) == 0 {
-		bytes = append(bytes, make([]byte, random.IntN(5<<20))...)
+		at += random.IntN(5 << 20)
 	}
-	f.Size = int64(len(bytes))
+	f.Size = int64(at)
+	bytes := make([]byte, at)
+	for i, p := range pieces {
+		copy(bytes[f.Parts[i].Offset:], p)
+	}
 	return f, model{name, bytes}
 }
 

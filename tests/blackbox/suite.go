@@ -54,8 +54,9 @@ func newSuite(name string) (*Suite, error) {
 	}
 	s.races = filepath.Join(s.Dir, "races")
 	err = errors.Join(os.Chmod(s.Dir, 0o755), os.Mkdir(s.races, 0o777), os.Chmod(s.races, 0o777))
-	// Nobody sees the standard error of a daemon. The detector would sleep a second before each exit.
-	err = errors.Join(err, os.Setenv("GORACE", "atexit_sleep_ms=20 log_path="+filepath.Join(s.races, "race")))
+	// Nobody sees the standard error of a daemon. The detector would sleep a second before each exit, and map its own memory anew for each
+	// allocation of 64 KiB or more.
+	err = errors.Join(err, os.Setenv("GORACE", "atexit_sleep_ms=20 clear_shadow_mmap_threshold=16777216 log_path="+filepath.Join(s.races, "race")))
 	var path string
 	if err == nil {
 		path, err = s.Program("hbmfs", "HBMFS_BINARY")

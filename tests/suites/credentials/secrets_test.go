@@ -19,6 +19,7 @@ import (
 type looker struct {
 	*testing.T
 	place *place
+	text  []byte // of a file, as head reads it
 }
 
 func (l *looker) look(where string, text []byte) {
@@ -69,7 +70,7 @@ func (l *looker) processes(m *blackbox.Mounted) {
 		must(l, err)
 		for _, fd := range fds {
 			if to, err := os.Readlink(fd); err == nil && strings.HasPrefix(to, "/memfd:") {
-				l.argument(fd+" ("+to+")", head(fd))
+				l.argument(fd+" ("+to+")", l.head(fd))
 				found[to] = true
 			}
 		}
@@ -79,15 +80,19 @@ func (l *looker) processes(m *blackbox.Mounted) {
 	}
 }
 
-// head is the start of a file that may be large, nothing where it has gone.
-func head(name string) []byte {
+// head is the start of a file that may be large, nothing where it has gone. It is good until the next one: under the race detector, a buffer for each
+// file took most of the time of the test.
+func (l *looker) head(name string) []byte {
 	f, err := os.Open(name)
 	if err != nil {
 		return nil
 	}
 	defer func() { _ = f.Close() }() // opened for reading
-	text, _ := io.ReadAll(io.LimitReader(f, 16<<20))
-	return text
+	if l.text == nil {
+		l.text = make([]byte, 16<<20)
+	}
+	n, _ := io.ReadFull(f, l.text)
+	return l.text[:n]
 }
 
 // cache looks into the names of a cache, and into its files that have no bytes of objects.
@@ -95,7 +100,8 @@ func (l *looker) cache(dir string) {
 	l.Helper()
 	must(l, filepath.WalkDir(dir, func(name string, d fs.DirEntry, err error) error {
 		if err == nil && d.Type().IsRegular() {
-			l.look(name, append([]byte(name), head(name)...))
+			l.look(name, []byte(name))
+			l.look(name, l.head(name))
 		}
 		return err
 	}))

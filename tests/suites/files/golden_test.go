@@ -15,6 +15,7 @@ func TestGoldenDatasets(t *testing.T) {
 	blackbox.NeedFUSE(t)
 	for name, want := range mounttest.Goldens(t) {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel() // most of the time a mount waits for its processes
 			source := mounttest.Golden(t, name)
 			m := mount(t, source)
 			if err := mounttest.CompareTrees(source, m.Point); err != nil {
