@@ -343,7 +343,7 @@ func (f *fill) file() (fd int, err error) {
 	if f.fd >= 0 {
 		return f.fd, nil
 	}
-	if fd, err = unix.Openat(f.store.fd, ".", unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o400); err != nil {
+	if fd, err = unix.Openat(f.store.fd, ".", unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600); err != nil {
 		return -1, &localError{"make a segment", err}
 	}
 	if err := unix.Ftruncate(fd, f.size); err != nil {

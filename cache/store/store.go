@@ -143,7 +143,7 @@ func (s *Store) halfOpen() int { return max(1, s.opt.MaxOpen/2) }
 
 // canHold checks that a filesystem has unnamed files and extended attributes, which segments are made of.
 func canHold(path string) error {
-	fd, err := unix.Open(path, unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o400)
+	fd, err := unix.Open(path, unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
 	if errors.Is(err, os.ErrPermission) || errors.Is(err, unix.EROFS) {
 		return fmt.Errorf("it cannot be written to (%w): be the user whose it is, or name another directory", err)
 	}

@@ -378,3 +378,33 @@ func TestCacheOfAnotherUserIsACache(t *testing.T) {
 		}
 	}
 }
+
+// TestUsersHaveCaches has an ordinary user mount with a cache, fill it, and check it.
+func TestUsersHaveCaches(t *testing.T) {
+	blackbox.NeedRoot(t)
+	mounttest.MakeFUSEPublic(t)
+	source, point, cached := suite.NewDir(t), suite.NewDir(t), suite.NewDir(t)
+	must(t, errors.Join(os.CopyFS(source, os.DirFS(mounttest.Golden(t, "mds-zstd"))), os.Chown(point, nobody, nobody), os.Chown(cached, nobody, nobody)))
+	as := func(cmd *exec.Cmd) string {
+		t.Helper()
+		cmd.Dir, cmd.SysProcAttr = "/", &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+		r := suite.RunCommand(t, cmd)
+		if r.Code != 0 {
+			t.Fatalf("%q of a user: exit code %d: %s", cmd.Args, r.Code, r.Stderr)
+		}
+		return r.Stdout
+	}
+	m := &mounted{&blackbox.Mounted{Mount: suite.At(point), Source: source, Point: point, Log: cached + "/log"}}
+	as(suite.Command(t.Context(), "mount", "--log-file", m.Log, "--cache-dir", cached, "--cache-min-free=1MiB", source, point))
+	var err error
+	m.PID, err = m.DaemonPID()
+	must(t, err)
+	as(exec.CommandContext(t.Context(), "cat", m.Path("shard.00000.mds")))
+	if !blackbox.Within(patience, func() bool {
+		return !strings.HasPrefix(as(suite.Command(t.Context(), "cache", "stats", cached)), cached+": 0 B")
+	}) {
+		t.Errorf("a file was read, and nothing is in the cache; the log says:\n%s", m.LogText(t))
+	}
+	as(suite.Command(t.Context(), "cache", "verify", cached))
+	m.End(t)
+}
