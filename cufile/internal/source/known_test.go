@@ -1,6 +1,7 @@
 package source
 
 import (
+	"os"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -33,6 +34,25 @@ func TestPlaces(t *testing.T) {
 	}
 	if (&known{}).covers(0, 1) {
 		t.Error("nothing is known, and it is not asked for")
+	}
+}
+
+// TestPendingRunsAreAskedFor has the one request ask that said so, while the others use the runs that there are.
+func TestPendingRunsAreAskedFor(t *testing.T) {
+	null, err := os.Open(os.DevNull) // which knows no extents
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = null.Close() }() // it was read at most
+	m, mine := &mountedFile{file: null, length: 100}, time.Now().Add(time.Hour)
+	m.all.add(&Run{Length: 100, Count: 1, Object: pendingObject})
+	m.all.done(0)
+	m.all.again = mine
+	if _, err := m.askOnce(t.Context(), 0, 100, mine.Add(1)); err != nil {
+		t.Errorf("another request asks, too: %v", err)
+	}
+	if _, err := m.askOnce(t.Context(), 0, 100, mine); err == nil {
+		t.Error("nobody asks for runs that are pending")
 	}
 }
 

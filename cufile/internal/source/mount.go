@@ -106,9 +106,9 @@ func (m *mountedFile) Runs(ctx context.Context, spans []Span) ([]Run, error) {
 	first, last := around(spans)
 	m.mu.Lock()
 	all := m.all
-	covered := m.all.covers(first, last-first)
+	covered, mine := m.all.covers(first, last-first), time.Now().Add(askAgain)
 	if !covered {
-		m.all.again = time.Now().Add(askAgain) // one asks; the others use the runs that there are
+		m.all.again = mine // one asks; the others use the runs that there are
 	}
 	m.mu.Unlock()
 	if covered {
@@ -124,7 +124,7 @@ func (m *mountedFile) Runs(ctx context.Context, spans []Span) ([]Run, error) {
 				return list, err
 			}
 		}
-		all, err = m.askOnce(ctx, first, last-first)
+		all, err = m.askOnce(ctx, first, last-first, mine)
 	}
 	if err != nil {
 		return nil, err
@@ -157,14 +157,15 @@ func (m *mountedFile) askApart(ctx context.Context, ranges []Span) (list []Run, 
 	return list, nil
 }
 
-// askOnce asks for all of many runs, unless another request has done that meanwhile.
-func (m *mountedFile) askOnce(ctx context.Context, offset, n int64) (known, error) {
+// askOnce asks for all of many runs, unless another request has done that meanwhile, or is about to: whoever asks has put the time mine
+// into the runs.
+func (m *mountedFile) askOnce(ctx context.Context, offset, n int64, mine time.Time) (known, error) {
 	m.asking.Lock()
 	defer m.asking.Unlock()
 	m.mu.Lock()
 	all := m.all
 	m.mu.Unlock()
-	if all.covers(offset, n) {
+	if !all.again.Equal(mine) && all.covers(offset, n) {
 		return all, nil
 	}
 	return m.ask(ctx, mostRuns)
