@@ -48,9 +48,12 @@ func BeginBatch(ctx context.Context, to Target, b *Batch, said *Sequences) (*Req
 		if s.to, err = b.check(&to); err != nil || said == nil {
 			return err
 		}
-		if err = r.checkMemory(to.Memory); err == nil { // it must be the device's own
-			s.also, err = r.sequences.Prepare(said, to.Memory)
+		if r.device.CUDA != nil && s.to.Host != nil { // pinned memory of the host, and sequences are written to the device's own
+			if err = r.checkMemory(to.Memory); err != nil {
+				return err
+			}
 		}
+		s.also, err = r.sequences.Prepare(said, to.Memory)
 		return err
 	})
 }

@@ -189,6 +189,9 @@ func (o *Options) findSamples() (largest int64, err error) {
 			err = fmt.Errorf("a sample of %s has %d bytes, more than 1 GiB", o.File, largest)
 		}
 	}
+	if err != nil && !asked {
+		o.field, largest, err = nil, 0, nil // the other modes can be measured
+	}
 	switch {
 	case err != nil:
 		return 0, err

@@ -66,6 +66,7 @@ func samplesOf(file string, most int64) (*samples, error) {
 		for err == nil && s.count > 0 && s.span(s.count-1).Offset+s.span(s.count-1).Length > most {
 			s.count--
 		}
+		s.ends = s.ends[:min(s.count, int64(len(s.ends)))]
 		return s, err
 	}
 	return nil, nil

@@ -146,7 +146,7 @@ class Torch:
     def allocate(self, shape: Shape, dtype: Dtype) -> tuple[Any, int, int]:
         kind = self._types.get(dtype)
         try:
-            if kind is not None and self._empty is not None and len(shape) < 3 and self._chosen() == self._index:
+            if kind is not None and self._empty is not None and 0 < len(shape) < 3 and self._chosen() == self._index:
                 value = self._empty(shape, (*shape[1:], 1), kind)
             else:  # which also has torch begin to use the device
                 kind = self._types[dtype] = getattr(self._torch, dtype.name)

@@ -32,8 +32,10 @@ def begun(call: Callable[..., T], *arguments: Any) -> Callable[[], T]:
     _thread.start_new_thread(run, ())  # threading.Thread would wait here until it runs
 
     def result() -> T:
-        if started != process() and not results and not errors:
-            return call(*arguments)  # a fork ended the thread
+        if started != process():  # a fork ended the thread, maybe while it held the lock
+            if errors:
+                raise errors[0]
+            return results[0] if results else call(*arguments)
         with running:
             if errors:
                 raise errors[0]

@@ -71,8 +71,12 @@ class _Line:
         with self._lock:
             self._reads.extend(reads)
             if not self._busy:
-                threading.Thread(target=self._run, name="hbmfs-reads", daemon=True).start()
-                self._busy = True
+                self._busy = True  # first: Ctrl-C may come while the thread begins
+                try:
+                    threading.Thread(target=self._run, name="hbmfs-reads", daemon=True).start()
+                except RuntimeError:  # there can be no more threads
+                    self._busy = False
+                    raise
 
     def _run(self) -> None:
         begun, ahead = deque[tuple[_Read, Request[int]]](), 0
@@ -257,6 +261,8 @@ class HBMFSCopier(CopierInterface):  # type: ignore[misc, unused-ignore]
         try:
             with self._changed:
                 self._changed.wait_for(lambda: self._ended >= count or self._failure is not None)
+                if self._failure is not None and not isinstance(self._failure, Exception):
+                    raise InterruptedError(f"the load of {self.metadata.src} was interrupted")  # at Ctrl-C fastsafetensors would free no more
                 if self._failure is not None:
                     raise self._failure
         except BaseException as err:

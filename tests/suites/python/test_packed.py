@@ -294,6 +294,9 @@ def test_every_format_that_knows_documents(opened, mount, expect):
             assert all(np.all(rows[documents < 0] == 3) for rows, documents, _, _ in batches)
             whole = tokens if isinstance(stream, hbmfs.PackedStream) else tokens[: len(tokens) // 11 * 11]
             assert np.array_equal(np.sort(given), np.sort(whole)), where
+        for source in (ds.subset(np.arange(ds.documents.size - 1)), hbmfs.Aligned({"one": ds, "two": ds})):  # their borders come without tokens
+            first = next(iter(hbmfs.TokenStream(source, 1, 11, packed=True, seed=1)))
+            assert np.array_equal(np.flatnonzero(opened.numpy(first.position_ids).reshape(-1) == 0), opened.numpy(first.cu_seqlens)[:-1])
         seen += 1
     assert seen >= 10
 
