@@ -72,6 +72,7 @@ def check_bits_by_every_path(folder):
                 want = spans(path, starts)
                 x = ds.gather(starts, LENGTH)
                 assert x.dtype == getattr(torch, dtype) and x.device == torch.device("cuda", 0) and same(x, want)
+                assert all(same(ds[i], np.load(path, mmap_mode="r")[i]) and same(ds[i : i + 3], np.load(path, mmap_mode="r")[i : i + 3]) for i in (3, 4, 4))
                 wide = ds.gather(torch.from_numpy(starts), LENGTH, dtype=torch.int64)
                 assert wide.dtype == torch.int64 and same(wide, want)
                 assert ds.gather(starts, LENGTH, out=clear(wide), dtype="int64") is wide and same(wide, want)
