@@ -22,7 +22,7 @@ func findParquetFields(ctx context.Context, v *Volume, o *Object, left *atomic.I
 	out, shapes := &fieldsOf{samples: f.Rows}, parquetShapes(f)
 	for i := range f.Columns {
 		c := &f.Columns[i]
-		of := &field{name: c.Field, form: parquetForm(c, shapes[c.Path[0]])}
+		of := &field{name: c.Field(), form: parquetForm(c, shapes[c.Path[0]])}
 		if of.dtype == DTypeUnknown {
 			of.missing = columnNotShown(c.Kind)
 		} else {
