@@ -198,13 +198,13 @@ func (x *parquetShard) page(ctx context.Context, group, number int, p *parquet.P
 		if err != nil {
 			return nil, 0, err
 		}
-		giveBack, err := x.volume.headers.take(ctx, p.Memory())
+		giveBack, err := x.volume.headers.take(ctx, x.column.Memory(p))
 		if err != nil {
 			return nil, 0, err
 		}
 		defer giveBack()
 		raw, err := x.column.Read(ctx, x.object.Reader(ctx), p, d)
-		return raw, int64(len(raw)), err
+		return raw, int64(cap(raw)), err
 	})
 	if err != nil {
 		return nil, x.failed(err)
@@ -294,7 +294,7 @@ func (x *parquetShard) starts(ctx context.Context, group, number int, p *parquet
 				return nil, 0, err
 			}
 		}
-		giveBack, err := x.volume.headers.take(ctx, p.Memory())
+		giveBack, err := x.volume.headers.take(ctx, x.column.Memory(p))
 		if err != nil {
 			return nil, 0, err
 		}
