@@ -24,6 +24,7 @@ type parquetShard struct {
 	tokens []int64 // elements
 	data   Body
 	all    *Object // the elements of the whole file, decoded
+	taken  int64   // runs that data takes of those that are left
 }
 
 // resolve finds the tokens of a file.
@@ -82,7 +83,7 @@ func (x *parquetShard) open(ctx context.Context, f *parquet.File, index int, lef
 		}
 		x.rows, x.tokens = append(x.rows, x.rows[g]+c.Groups[g].Rows), append(x.tokens, x.tokens[g]+n)
 	}
-	x.data = body.done(x.elements())
+	x.data, x.taken = body.done(x.elements()), body.taken
 	return nil
 }
 
