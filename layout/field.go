@@ -103,6 +103,9 @@ func (s *Set) samplesOf(ctx context.Context) (*fieldsOf, error) {
 			if gone, ok := errors.AsType[*AbsentError](err); ok {
 				h.fields, err = &fieldsOf{none: gone.Why}, nil
 			}
+			if _, broken := errors.AsType[*corrupt](err); err != nil && !broken {
+				return &readError{err}
+			}
 			return err
 		}, nil); err != nil {
 			return nil, err

@@ -10,7 +10,8 @@ import (
 	"github.com/hbmfs/hbmfs/layout/parquet"
 )
 
-// findParquetFields finds the values of all columns of a file. The columns of a structure are fields of their own.
+// findParquetFields finds the values of all columns of a file. The columns of a structure are fields of their own. A broken column is a
+// field that is missing: the others are shown.
 func findParquetFields(ctx context.Context, v *Volume, o *Object, left *atomic.Int64) (*fieldsOf, error) {
 	f, err := parquetOpen(ctx, v, o)
 	if err != nil {
@@ -20,18 +21,29 @@ func findParquetFields(ctx context.Context, v *Volume, o *Object, left *atomic.I
 		return nil, absent("the samples of %s have more than %d fields", o.Name, maxFields)
 	}
 	out, shapes := &fieldsOf{samples: f.Rows}, parquetShapes(f)
+	var broken []error
+	taken := int64(0)
 	for i := range f.Columns {
 		c := &f.Columns[i]
-		of := &field{name: c.Field, form: parquetForm(c, shapes[c.Path[0]])}
+		of := &field{name: c.Field(), form: parquetForm(c, shapes[c.Path[0]])}
 		if of.dtype == DTypeUnknown {
 			of.missing = columnNotShown(c.Kind)
 		} else {
-			err = of.take(parquetError(o, of.findParquet(ctx, f, i, &parquetShard{object: o, volume: v}, left)))
+			x := &parquetShard{object: o, volume: v}
+			err = of.take(parquetError(o, of.findParquet(ctx, f, i, x, left)))
+			if bad, ok := errors.AsType[*corrupt](err); ok {
+				of.missing, err, broken = bad.Error(), nil, append(broken, bad)
+			}
+			taken += x.taken
 		}
 		if err != nil {
+			left.Add(taken)
 			return nil, err
 		}
 		out.fields = append(out.fields, of)
+	}
+	for _, err := range broken {
+		v.report(o, err)
 	}
 	return out, nil
 }

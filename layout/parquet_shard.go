@@ -24,6 +24,7 @@ type parquetShard struct {
 	tokens []int64 // elements
 	data   Body
 	all    *Object // the elements of the whole file, decoded
+	taken  int64   // runs that data takes of those that are left
 }
 
 // resolve finds the tokens of a file.
@@ -82,7 +83,7 @@ func (x *parquetShard) open(ctx context.Context, f *parquet.File, index int, lef
 		}
 		x.rows, x.tokens = append(x.rows, x.rows[g]+c.Groups[g].Rows), append(x.tokens, x.tokens[g]+n)
 	}
-	x.data = body.done(x.elements())
+	x.data, x.taken = body.done(x.elements()), body.taken
 	return nil
 }
 
@@ -198,13 +199,13 @@ func (x *parquetShard) page(ctx context.Context, group, number int, p *parquet.P
 		if err != nil {
 			return nil, 0, err
 		}
-		giveBack, err := x.volume.headers.take(ctx, p.Memory())
+		giveBack, err := x.volume.headers.take(ctx, x.column.Memory(p))
 		if err != nil {
 			return nil, 0, err
 		}
 		defer giveBack()
 		raw, err := x.column.Read(ctx, x.object.Reader(ctx), p, d)
-		return raw, int64(len(raw)), err
+		return raw, int64(cap(raw)), err
 	})
 	if err != nil {
 		return nil, x.failed(err)
@@ -294,7 +295,7 @@ func (x *parquetShard) starts(ctx context.Context, group, number int, p *parquet
 				return nil, 0, err
 			}
 		}
-		giveBack, err := x.volume.headers.take(ctx, p.Memory())
+		giveBack, err := x.volume.headers.take(ctx, x.column.Memory(p))
 		if err != nil {
 			return nil, 0, err
 		}

@@ -72,7 +72,8 @@ type Shard struct {
 	// check, if set, reads the shard's index in full and reports mistakes in it, for inspect. An error is a
 	// finding that makes the shard bad.
 	check func(ctx context.Context, s *Shard) error
-	// findFields, if set, finds the fields of the shard's samples, under the rules of resolve. An error makes it bad.
+	// findFields, if set, finds the fields of the shard's samples. A corrupt shard becomes bad. Other errors are those of reading, which
+	// a later call may not meet.
 	findFields func(ctx context.Context, s *Shard) (*fieldsOf, error)
 	fields     *fieldsOf // until those of the set are known
 }
@@ -92,6 +93,11 @@ type corrupt struct {
 func (c *corrupt) Error() string {
 	return fmt.Sprintf("%s: at %d: %s", c.object.Name, c.offset, c.detail)
 }
+
+// readError is an error of reading a shard, which says nothing of the shard.
+type readError struct{ err error }
+
+func (e *readError) Error() string { return e.err.Error() }
 
 // corruptf makes the error by which resolve and check report a mistake, and its place.
 func corruptf(o *Object, off int64, format string, args ...any) error {
@@ -199,7 +205,7 @@ func (s *Set) Check(ctx context.Context, progress func()) error {
 }
 
 // each runs f on a copy of every shard, several at a time. The copy becomes the shard when f is done, so that an
-// interrupted f leaves no trace. It makes the shards for which f fails bad.
+// interrupted f leaves no trace. It makes the shards for which f fails bad, but returns the error in a [readError].
 func (s *Set) each(ctx context.Context, f func(context.Context, *Shard) error, progress func()) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(4 * runtime.GOMAXPROCS(0))
@@ -212,6 +218,9 @@ func (s *Set) each(ctx context.Context, f func(context.Context, *Shard) error, p
 			if err := f(ctx, &done); err != nil {
 				if ctx.Err() != nil {
 					return ctx.Err()
+				}
+				if unread, ok := errors.AsType[*readError](err); ok {
+					return unread.err
 				}
 				s.volume.bad(&done, err)
 			}

@@ -8,7 +8,6 @@ import (
 // Column is a leaf of the schema.
 type Column struct {
 	Path   []string
-	Field  string // its path with dots, without the levels that only make a list
 	Kind   string // for people: "text", "binary", "i32", "list of u16"
 	Text   bool   // texts, or bytes that nobody calls anything else
 	Tokens bool   // lists of integers
@@ -24,11 +23,28 @@ type Column struct {
 	listDef        int // from here on the definition levels are of elements, below of lists that are empty or null
 	bits           int // of a value of a fixed size, as it is annotated
 	unsigned       bool
-	hides          int // names that Field leaves out below
+	hides          int    // names that Field leaves out below
+	hidden         uint64 // a bit for each name of Path that Field leaves out
+	named          int    // bytes of Path, with dots
+	long           bool   // Path is cut off, and the column is not read
 }
+
+// maxPath bounds the bytes of a column's path. All columns below a group repeat its name.
+const maxPath = 4096
 
 // Name is the column's path with dots.
 func (c *Column) Name() string { return strings.Join(c.Path, ".") }
+
+// Field is the column's path with dots, without the levels that only make a list.
+func (c *Column) Field() string {
+	field := ""
+	for i, name := range c.Path {
+		if c.hidden&(1<<i) == 0 {
+			field = strings.TrimPrefix(field+"."+name, ".")
+		}
+	}
+	return field
+}
 
 // Width is the bytes of a value of a fixed size, or 1.
 func (c *Column) Width() int64 {
@@ -47,6 +63,10 @@ func (f *File) walk(tree []element, n int64, path []string, above Column) ([]ele
 		e := tree[0]
 		tree = tree[1:]
 		c := above
+		if room := max(maxPath-c.named, 0); len(e.name) > room {
+			e.name, c.long = e.name[:room], true
+		}
+		c.named += len(e.name) + 1
 		c.Path = append(path[:len(path):len(path)], e.name)
 		c.name(e)
 		switch e.repetition {
@@ -71,7 +91,7 @@ func (f *File) walk(tree []element, n int64, path []string, above Column) ([]ele
 	return tree, nil
 }
 
-// name adds an element of the schema to Field, unless it only makes a list: such a group is annotated, and has a repeated group with one
+// name tells whether Field has an element of the schema. It has each, unless it only makes a list: such a group is annotated, and has a repeated group with one
 // child, the element (apache/parquet-format, LogicalTypes.md, "Lists").
 func (c *Column) name(e element) {
 	const list, listType = 3, 3
@@ -82,8 +102,8 @@ func (c *Column) name(e element) {
 	default:
 		c.hides = 0
 	}
-	if !hidden {
-		c.Field = strings.TrimPrefix(c.Field+"."+e.name, ".")
+	if hidden {
+		c.hidden |= 1 << (len(c.Path) - 1)
 	}
 	if e.children == 1 && (e.converted == list || e.logical == listType) {
 		c.hides = 2
@@ -94,6 +114,10 @@ func (c *Column) name(e element) {
 func (c *Column) describe(e element) {
 	const utf8, json, enum, jsonType, stringType, enumType = 0, 19, 4, 12, 1, 4
 	const decimal, timestamp, uuidType, float16Type = 5, 10, 14, 15 // of the older kind, decimal to timestamp
+	if c.long {
+		c.Kind = fmt.Sprintf("values below a path of more than %d bytes", maxPath)
+		return
+	}
 	switch c.physical {
 	case typeBytes:
 		c.Bytes = true
@@ -175,7 +199,7 @@ func (f *File) Find(name string) (index int, why string) {
 		if c.Name() == name || c.Tokens && c.Path[0] == name {
 			return i, ""
 		}
-		if strings.HasPrefix(c.Name(), name+".") {
+		if len(below) < 20 && strings.HasPrefix(c.Name(), name+".") {
 			below = append(below, fmt.Sprintf("%q is %s", c.Name(), c.Kind))
 		}
 		if len(all) < 20 {
@@ -183,7 +207,7 @@ func (f *File) Find(name string) (index int, why string) {
 		}
 	}
 	if len(below) > 0 {
-		return -1, fmt.Sprintf("column %q is nested, and has no texts of its own: %s", name, strings.Join(below[:min(len(below), 20)], ", "))
+		return -1, fmt.Sprintf("column %q is nested, and has no texts of its own: %s", name, strings.Join(below, ", "))
 	}
 	return -1, fmt.Sprintf("there is no column %q, name the one that holds the text with --text-key: %s", name, strings.Join(all, ", "))
 }

@@ -26,21 +26,49 @@ func (p *pages) headerAt(r io.ReaderAt, at, end int64) (*pageHeader, int64, erro
 	}
 }
 
-// measure counts a page's elements, once there is room for it.
+// measure counts a page's elements, once there is room for it. The dictionary stays until the end of the walk, as does the room for it.
 func (c *Paged) measure(ctx context.Context, v *values, r io.ReaderAt, h *pageHeader, p *Page, header int64) error {
 	need := h.stored + h.plain
-	if v.looksUp(h) {
+	switch {
+	case v.looksUp(h) || v.dictionary != nil:
 		need += v.dictionaryBytes
+	case v.column.Bytes && h.encoding != encPlain:
+		need += perBytes * min(h.values, maxPageValues)
 	}
 	if c.Hold != nil && need > largePage {
-		release, err := c.Hold(ctx, need)
-		if err != nil {
+		if err := v.hold(ctx, c.Hold, need); err != nil {
 			return err
 		}
-		defer release()
-		defer func() { v.raw, v.plain, v.dictionary = nil, nil, nil }()
+		defer func() {
+			if v.raw, v.plain = nil, nil; v.dictionary == nil {
+				v.giveBack()
+			}
+		}()
 	}
 	return v.measure(r, h, p, header)
+}
+
+// hold sees to it that there is room for n bytes. A walk that waits for more room has none meanwhile, since others may wait for its room.
+// It takes twice as much each time, so that it seldom reads its dictionary again.
+func (v *values) hold(ctx context.Context, take func(ctx context.Context, n int64) (release func(), err error), n int64) (err error) {
+	if n <= v.held {
+		return nil
+	}
+	n = max(n, 2*v.held)
+	v.giveBack()
+	v.raw, v.plain, v.dictionary = nil, nil, nil
+	if v.release, err = take(ctx, n); err == nil {
+		v.held = n
+	}
+	return err
+}
+
+// giveBack leaves the room that is held to others.
+func (v *values) giveBack() {
+	if v.held > 0 {
+		v.release()
+		v.held = 0
+	}
 }
 
 // looksUp reports whether it takes the dictionary to tell how many bytes the values of a page have.
@@ -67,7 +95,10 @@ func (v *values) measure(r io.ReaderAt, h *pageHeader, p *Page, header int64) er
 	if p.Rows, p.values, err = v.lists(h, reps, defs, nil); err != nil {
 		return err
 	}
-	p.Elements = p.values
+	if p.Elements = p.values; p.values > MaxPage/max(v.column.Width(), 1) && !v.column.Bytes {
+		return fmt.Errorf("%w: a page of column %q has %d values of %d bytes, at most %d bytes are read: write it with smaller pages", ErrUnread,
+			v.column.Name(), p.values, v.column.Width(), MaxPage)
+	}
 	item, size := int64(v.column.size), h.plain-levels
 	asStored := v.chunk.codec == codecNone || h.kind == pageDataV2 && h.isPlain
 	if asStored {

@@ -260,6 +260,8 @@ func (f *File) newPages(ctx context.Context, group, column int) (*pages, error) 
 // readable says why a chunk cannot be read.
 func (c *chunk) readable(column *Column) error {
 	switch {
+	case column.long:
+		return fmt.Errorf("%w: the path of column %.80q has more than %d bytes", ErrUnread, column.Name(), maxPath)
 	case c.elsewhere:
 		return fmt.Errorf("%w: column %q lies in another file", ErrUnread, column.Name())
 	case c.encrypted:

@@ -1,6 +1,7 @@
 package parquet
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -14,6 +15,7 @@ const (
 	maxPages      = 1 << 20   // of such a column in a row group
 	levelBlock    = 1024      // levels that are decoded at once
 	largePage     = 4 << 20   // bytes, stored and decompressed, for which there has to be room
+	perBytes      = 20        // bytes that decoding a value of any number of bytes takes beside those: two lengths and its end
 )
 
 // ErrHoles says that lists have elements that are null: a sequence of elements has no place for them.
@@ -54,8 +56,10 @@ type Page struct {
 	dictionary     int64 // where the page of the dictionary lies in the file, 0 for none
 }
 
-// Memory is how many bytes reading the page takes, with the result.
-func (p *Page) Memory() int64 { return p.length + p.plain + 16*p.values }
+// Memory is how many bytes reading a page takes, with the result: its elements, or where its rows begin.
+func (c *Paged) Memory(p *Page) int64 {
+	return p.length + p.plain + perBytes*p.values + 8*p.Rows + p.Elements*c.column.Width()
+}
 
 // Mean is the bytes that a value has on average, of a column whose values have any number of them.
 func (p *Page) Mean() int64 { return p.Elements / max(p.values, 1) }
@@ -178,6 +182,7 @@ func (c *Paged) Pages(ctx context.Context, r io.ReaderAt, group int) ([]Page, er
 	r = cancelReaderAt{ctx, r}
 	v := c.values(group)
 	v.every = c.Each
+	defer v.giveBack()
 	var out []Page
 	elements, dictionary := int64(0), int64(0)
 	for at, end := g.chunk.start, g.chunk.start+g.chunk.bytes; at < end; {
@@ -386,6 +391,9 @@ func (c *Paged) Read(ctx context.Context, r io.ReaderAt, p *Page, dictionary *Di
 	if h.encoding == encPlain && c.column.bits == 8*c.column.size && !c.column.Bytes {
 		if len(body) < size {
 			return nil, v.broken("a page has %d values and needs %d", len(body)/item, p.Elements)
+		}
+		if held := max(p.length, p.plain, int64(cap(body))); held > 2*int64(size) { // what is kept must not keep much more
+			return bytes.Clone(body[:size]), nil
 		}
 		return body[:size], nil
 	}

@@ -90,7 +90,7 @@ func checkStored(t testing.TB, c *Paged, p *Page, data, raw []byte) {
 
 // field returns the index of a column by the name of its field.
 func (f *File) field(name string) int {
-	return slices.IndexFunc(f.Columns, func(c Column) bool { return c.Field == name })
+	return slices.IndexFunc(f.Columns, func(c Column) bool { return c.Field() == name })
 }
 
 // valueRows returns the same, read value by value.

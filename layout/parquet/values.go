@@ -68,6 +68,8 @@ type values struct {
 	// Of a column that is read by pages: the bytes that reading its dictionary takes, its values that are no nulls until now, and how many
 	// of them each row has to have.
 	dictionaryBytes, present, every int64
+	held                            int64 // bytes for which there is room, until release
+	release                         func()
 }
 
 // decoded are values without their nulls.

@@ -1,0 +1,56 @@
+package parquet
+
+import (
+	"encoding/binary"
+	"errors"
+	"runtime"
+	"strings"
+	"testing"
+)
+
+// listHead is the head of a field that is a list of structs.
+func listHead(delta byte, n int) []byte {
+	return binary.AppendUvarint([]byte{delta<<4 | thriftList, 0xf0 | thriftStruct}, uint64(n))
+}
+
+// schemaElement is an element of the schema: a required column of 32-bit integers, or a group.
+func schemaElement(name string, children int) []byte {
+	out := []byte{1<<4 | thriftI32, 2 * typeInt32, 2<<4 | thriftI32, 0, 1<<4 | thriftBinary}
+	if children > 0 {
+		out = []byte{4<<4 | thriftBinary}
+	}
+	out = append(binary.AppendUvarint(out, uint64(len(name))), name...)
+	if children > 0 {
+		out = binary.AppendVarint(append(out, 1<<4|thriftI32), int64(children))
+	}
+	return append(out, thriftStop)
+}
+
+// TestLongNamesOfGroups has many columns below a group of a long name: each took a copy of that name.
+func TestLongNamesOfGroups(t *testing.T) {
+	const leaves = 2000
+	for name, long := range map[string]bool{strings.Repeat("n", maxPath-2): false, strings.Repeat("n", maxPath-1): true, strings.Repeat("n", 1<<20): true} {
+		footer := append(listHead(2, leaves+3), schemaElement("root", 2)...)
+		footer = append(append(footer, schemaElement("first", 0)...), schemaElement(name, leaves)...)
+		for range leaves {
+			footer = append(footer, schemaElement("x", 0)...)
+		}
+		footer = append(footer, thriftStop)
+		f := &File{}
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		err := f.parse(footer)
+		runtime.ReadMemStats(&after)
+		if used := after.TotalAlloc - before.TotalAlloc; err != nil || len(f.Columns) != leaves+1 || used > 8<<20 {
+			t.Fatalf("%d columns, %d bytes were allocated: %v", len(f.Columns), used, err)
+		}
+		first, last := &f.Columns[0], &f.Columns[leaves]
+		if first.Field() != "first" || first.Kind != "i32" || (&chunk{}).readable(first) != nil {
+			t.Errorf("the first column is %+v", first)
+		}
+		err = (&chunk{}).readable(last)
+		if errors.Is(err, ErrUnread) != long || (last.Kind != "i32") != long || len(last.Field()) > maxPath+1 || len(last.Name()) > maxPath+1 || len(last.Path) != 2 {
+			t.Errorf("a name of %d bytes: %s, %d bytes, %v", len(name), last.Kind, len(last.Field()), err)
+		}
+	}
+}
