@@ -79,6 +79,11 @@ func (m *Mount) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut)
 		m.counters.cachedOpens.Add(1)
 	}
 	opened(out, out.Fh, state, out.BackingID)
+	if state == handleCached && o != nil {
+		if k := storage.Of(o).Segmented; k != nil && k.Stale(o) {
+			out.OpenFlags &^= fuse.FOPEN_KEEP_CACHE // the kernel drops its pages
+		}
+	}
 	return fuse.OK
 }
 

@@ -46,6 +46,8 @@ func (segmentedBytes) Touched(*layout.Object, int64, int64) {}
 func (segmentedBytes) Here(*layout.Object, int64, int64) (here, settling int64) {
 	return 0, 0
 }
+func (segmentedBytes) Stale(*layout.Object) bool { return false }
+
 func (segmentedBytes) OpenWhole(context.Context, *layout.Object) (int, func(), error) {
 	return -1, nil, nil
 }

@@ -19,9 +19,15 @@ const (
 	GitVersion    = "git:"    // SHA-1 of the bytes as a blob of Git
 )
 
+// DecodedVersion follows the version of an object in that of another one, which is made of its bytes. More may follow.
+const DecodedVersion = "-decoded"
+
 // VersionHash returns the hash that the bytes of an object must have: where the version says it, and nil elsewhere. An object that is made of
-// another one has a longer version, and no hash.
+// another one has no hash.
 func VersionHash(version string, size int64) hash.Hash {
+	if strings.Contains(version, DecodedVersion) {
+		return nil
+	}
 	_, want, _ := strings.Cut(version, ":")
 	want, _, _ = strings.Cut(want, " ")
 	h := hashOf(version, size)

@@ -33,6 +33,7 @@ func TestMain(m *testing.M) { leaks.Main(m) }
 // files is an origin in memory, which counts what is read of each file and gives other bytes where it is told to.
 type files struct {
 	data  map[string][]byte
+	hash  string            // begins the versions; "" for none
 	bad   map[string][]byte // instead of data, for the first times
 	times atomic.Int64      // that bad is given
 	reads atomic.Int64      // from the start of a file
@@ -59,7 +60,7 @@ func (f *files) ReadAt(ctx context.Context, o *layout.Object, p []byte, off int6
 func (f *files) listing() *cache.Listing {
 	var objects []*layout.Object
 	for name, data := range f.data {
-		objects = append(objects, &layout.Object{Name: name, Size: int64(len(data)), Version: "1", Origin: f})
+		objects = append(objects, &layout.Object{Name: name, Size: int64(len(data)), Version: f.hash + "1", Origin: f})
 	}
 	return cache.RemoteListing(objects)
 }

@@ -84,6 +84,30 @@ func addFiles(t *testing.T, f *files) (*wrapped, *cache.Listing) {
 	return w, l
 }
 
+// TestNoHashOfTheSource has sources whose versions are hashes. What is decoded, and the index that names it, have other bytes.
+func TestNoHashOfTheSource(t *testing.T) {
+	p := plain(100_000)
+	coded := zstdOf(t, p)
+	text := index(t, entry("shard.mds", "shard.mds.zstd", p, coded, "zstd", nil))
+	for kind, digits := range map[string]int{layout.CRC32CVersion: 8, layout.MD5Version: 32, layout.SHA256Version: 64, layout.GitVersion: 40} {
+		f := &files{data: map[string][]byte{"index.json": text, "shard.mds.zstd": coded, "plain.zst": coded, "frames.zst": seekable(t, p, 50_000)}, hash: kind + strings.Repeat("0", digits) + " "}
+		for _, o := range f.listing().Objects {
+			if layout.VersionHash(o.Version, o.Size) == nil {
+				t.Fatalf("%q has no hash", o.Version)
+			}
+		}
+		w, _ := addFiles(t, f)
+		if len(w.Objects()) != 4 {
+			t.Errorf("%s: %q", kind, w.names())
+		}
+		for _, o := range w.Objects() {
+			if _, err := w.read(t, o.Name); err != nil || layout.VersionHash(o.Version, o.Size) != nil {
+				t.Errorf("%s of the version %q is compared with a hash: %v", o.Name, o.Version, err)
+			}
+		}
+	}
+}
+
 // TestFilesDecode shows what can be shown exactly, and says of the rest why not.
 func TestFilesDecode(t *testing.T) {
 	data := plain(1<<20 + 7)

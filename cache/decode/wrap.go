@@ -195,10 +195,10 @@ func (w *wrapper) decoded(p *rewrite, made map[string]*layout.Object) (map[*layo
 	return fresh, nil
 }
 
-// derived describes an object that is made of another one.
+// derived describes an object that is made of another one. The hash in the other one's version is not its own: see [layout.VersionHash].
 func derived(from *layout.Object, name string, size int64) *layout.Object {
 	o := *from
-	o.Name, o.Size, o.Version = name, size, from.Version+"-decoded"
+	o.Name, o.Size, o.Version = name, size, from.Version+layout.DecodedVersion
 	return &o
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/internal/sys/pause"
+	"github.com/hbmfs/hbmfs/internal/sys/uncached"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -22,6 +23,8 @@ type comparisons struct {
 	mu      sync.Mutex // guards the fields below
 	waiting []comparison
 	running bool // the goroutine that compares
+
+	once uncached.Once // reads segments that a loader may have dropped from the page cache
 }
 
 type comparison struct {
@@ -66,11 +69,12 @@ func (x *Cached) isPublished(f *file, o *layout.Object) bool {
 
 // compareAll compares objects until none waits, or the store is closed.
 func (s *Store) compareAll() {
+	buf := make([]byte, 1<<20)
 	for c := (comparison{}); s.comparisons.next(&c); {
 		if s.ctx.Err() != nil {
 			return
 		}
-		if err := s.compare(c); err != nil && s.ctx.Err() == nil {
+		if err := s.compare(c, buf); err != nil && s.ctx.Err() == nil {
 			s.opt.Log.Debug("an object was not compared with the hash of its source", "object", c.object.Name, "error", err)
 		}
 	}
@@ -88,18 +92,18 @@ func (c *comparisons) next(to *comparison) bool {
 }
 
 // compare compares an object with the hash that its version is, unless that was done. An object that has gone meanwhile is an error.
-func (s *Store) compare(c comparison) error {
+func (s *Store) compare(c comparison, buf []byte) error {
 	segments, done, err := s.toCompare(c)
 	if err != nil || done {
 		return err
 	}
-	h, buf := layout.VersionHash(c.object.Version, c.object.Size), make([]byte, 1<<20)
+	h := layout.VersionHash(c.object.Version, c.object.Size)
 	for _, o := range segments {
 		err := s.borrow(o, func(fd int) error {
 			for at := int64(0); at < o.Size; {
 				began := time.Now()
 				p := buf[:min(int64(len(buf)), o.Size-at)]
-				if err := readFull(fd, p, at); err != nil {
+				if err := readBy(s.comparisons.once.Pread, fd, p, at); err != nil {
 					return err
 				}
 				h.Write(p) // never fails
@@ -115,7 +119,7 @@ func (s *Store) compare(c comparison) error {
 		}
 	}
 	if wrong := layout.CheckHash(c.object.Version, h); wrong != nil {
-		return s.mismatch(c, wrong)
+		return s.mismatch(c, segments, wrong, buf)
 	}
 	s.stats.compared.Add(1)
 	for _, o := range segments {
@@ -172,10 +176,14 @@ func (s *Store) toCompare(c comparison) (segments []*layout.Object, done bool, e
 	return segments, done, nil
 }
 
-// mismatch drops an object whose bytes have another hash. Where the disk has changed them, they are fetched again. Else they came so, and
-// the object is refused from now on.
-func (s *Store) mismatch(c comparison, wrong error) error {
-	x, damaged, buf := c.origin, false, make([]byte, 1<<20)
+// mismatch drops an object whose segments have another hash. Where the disk has changed them, they are fetched again. Else they came so. One
+// transfer may have been bad, so they are fetched again once. The second time the object is refused from now on.
+func (s *Store) mismatch(c comparison, segments []*layout.Object, wrong error, buf []byte) error {
+	x, damaged := c.origin, false
+	if err := s.unchanged(c, segments); err != nil {
+		x.compareSoon(c.file, c.object)
+		return err
+	}
 	all := s.keysOf(c)
 	for _, k := range all {
 		g, err := s.inspect(s.ctx, published{key: k}, true, buf)
@@ -192,8 +200,15 @@ func (s *Store) mismatch(c comparison, wrong error) error {
 	if damaged {
 		return nil
 	}
-	wrong = fmt.Errorf("%w: %w. It is refused until the next mount", cache.ErrDamaged, wrong)
-	c.file.wrong.Store(&wrong) // before the segments go, so that nobody fetches them again
+	if err := s.unchanged(c, segments); err != nil { // what was inspected may not be what was hashed
+		x.compareSoon(c.file, c.object)
+		return err
+	}
+	again := !c.file.doubted.Swap(true)
+	if !again {
+		wrong = fmt.Errorf("%w: %w. It is refused until the next mount, or the next daemon of this one", cache.ErrDamaged, wrong)
+		c.file.wrong.Store(&wrong) // before the segments go, so that nobody fetches them again
+	}
 	var err error
 	for _, k := range all {
 		if e := s.ledger.find(k); e != nil {
@@ -205,9 +220,40 @@ func (s *Store) mismatch(c comparison, wrong error) error {
 		}
 		err = errors.Join(err, s.Remove(k.name()))
 	}
+	c.file.stale.Store(true) // only now: what was read until here may be from them
 	s.stats.mismatched.Add(1)
-	s.opt.Log.Error("an object does not have the hash that its source says, and is refused", "source", x.source, "object", c.object.Name, "error", wrong)
+	does := "is refused"
+	if again {
+		does = "is fetched again when it is read"
+	}
+	s.opt.Log.Error("an object does not have the hash that its source says, and "+does, "source", x.source, "object", c.object.Name, "error", wrong)
 	return err
+}
+
+// unchanged returns an error unless an object still consists of these segments. One that another process has replaced is taken off the books.
+func (s *Store) unchanged(c comparison, segments []*layout.Object) error {
+	for i, k := range s.keysOf(c) {
+		e := s.ledger.find(k)
+		if e == nil {
+			return errMoved
+		}
+		if o, _ := s.ledger.look(e); o != segments[i] {
+			return errMoved
+		}
+		err := s.borrow(segments[i], func(fd int) error {
+			var hashed, named unix.Stat_t
+			if err := errors.Join(unix.Fstat(fd, &hashed), unix.Fstatat(s.fd, k.name(), &named, unix.AT_SYMLINK_NOFOLLOW)); err != nil || hashed.Ino != named.Ino {
+				return errors.Join(errMoved, err)
+			}
+			return nil
+		})
+		if err != nil {
+			s.ledger.drop(e)
+			s.dir.Forget(segments[i])
+			return err
+		}
+	}
+	return nil
 }
 
 // keysOf are the keys of an object's segments.
@@ -225,4 +271,10 @@ func (f *file) refusal(o *layout.Object) error {
 		return fmt.Errorf("read %q: %w", o.Name, *why)
 	}
 	return nil
+}
+
+// Stale tells, once, that the kernel may have pages of an object whose bytes had another hash and were dropped.
+func (x *Cached) Stale(o *layout.Object) bool {
+	f := x.file(o)
+	return f.stale.Load() && f.stale.Swap(false)
 }

@@ -107,16 +107,33 @@ func TestCompared(t *testing.T) {
 	}
 }
 
-// TestMismatch has a source that gives other bytes than its hash says. The object is dropped and refused, and nothing of it is fetched until the
-// next mount, which finds the same.
+// untilRefused reads an object until it is refused.
+func (m *mounted) untilRefused(t testing.TB, name string) {
+	t.Helper()
+	o := m.objects[name]
+	until(t, "it is refused", func() bool {
+		for at := int64(0); at < o.Size; at += mib {
+			if _, err := o.ReadAt(t.Context(), make([]byte, min(mib, o.Size-at)), at); errors.Is(err, cache.ErrDamaged) {
+				m.settle(t)
+				return true
+			} else if err != nil {
+				t.Fatal(err)
+			}
+		}
+		m.settle(t)
+		return false
+	})
+}
+
+// TestMismatch has a source that gives other bytes than its hash says. The object is dropped, and refused the second time. Then nothing of it is
+// fetched until the next mount, which finds the same.
 func TestMismatch(t *testing.T) {
 	dir, log := t.TempDir(), &bytes.Buffer{}
 	u := newUpstream(2*mib+7, mib).versioned(layout.SHA256Version, false, "0", "1")
 	for life := range 2 {
 		m := mount(t, dir, u, Options{Segment: mib, Size: 1 << 30, Log: slog.New(slog.NewTextHandler(log, nil))})
-		m.readAll(t, u, "0")
-		m.readAll(t, u, "1")
-		m.settle(t)
+		m.untilRefused(t, "0")
+		m.untilRefused(t, "1")
 		before := u.fetched.Load()
 		o := m.objects["1"]
 		_, err := o.ReadAt(t.Context(), make([]byte, 10), 0)
@@ -132,7 +149,7 @@ func TestMismatch(t *testing.T) {
 		m.Plan("reader", []layout.Run{{Object: o, Length: mib, Stride: mib, Count: 1}})
 		until(t, "the plan is done", func() bool { m.ledger.mu.Lock(); defer m.ledger.mu.Unlock(); return m.ledger.plans.flying == 0 })
 		m.EndPlan("reader")
-		if s := m.Stats(); s.Mismatched != 2 || s.Compared != 0 || s.Segments != 0 || u.fetched.Load() != before {
+		if s := m.Stats(); s.Mismatched != 4 || s.Compared != 0 || s.Segments != 0 || u.fetched.Load() != before {
 			t.Errorf("life %d: %+v, and %d bytes were fetched", life, s, u.fetched.Load()-before)
 		}
 		if len(marks(t, dir)) != 0 {
@@ -168,22 +185,78 @@ func TestComparisonsThatWereKilled(t *testing.T) {
 					}
 				}
 				m = mount(t, dir, u, opt)
-				for i := range int64(3) {
-					p := make([]byte, mib)
-					if _, err := m.objects["0"].ReadAt(t.Context(), p, i*mib); err != nil && (right || !errors.Is(err, cache.ErrDamaged)) {
-						t.Error(err)
-					}
+				if right {
+					m.readAll(t, u, "0")
+					m.settle(t)
+				} else {
+					m.untilRefused(t, "0")
 				}
-				m.settle(t)
 				s := m.Stats()
 				if right && (s.Mismatched != 0 || (s.Compared == 1) != (lost < 3)) {
 					t.Errorf("%+v", s)
 				}
-				if !right && (s.Mismatched != 1 || s.Compared != 0 || s.Segments != 0) {
+				if !right && (s.Mismatched != 2 || s.Compared != 0 || s.Segments != 0) {
 					t.Errorf("%+v", s)
 				}
 			})
 		}
+	}
+}
+
+// TestOneBadTransfer has a source that gives other bytes once. The object is fetched again, and is not refused.
+func TestOneBadTransfer(t *testing.T) {
+	u := newUpstream(2*mib+7).versioned(layout.SHA256Version, true, "0")
+	good := u.data["0"]
+	u.data["0"] = bytes.Clone(good)
+	u.data["0"][mib+1]++
+	m := mount(t, t.TempDir(), u, Options{Segment: mib, Size: 1 << 30})
+	m.readAll(t, u, "0")
+	m.settle(t)
+	if s := m.Stats(); s.Mismatched != 1 || s.Compared != 0 || s.Corrupt != 0 {
+		t.Errorf("%+v", s)
+	}
+	if o := m.objects["0"]; !m.origin.Stale(o) || m.origin.Stale(o) {
+		t.Error("the kernel is not told once to drop its pages")
+	}
+	u.data["0"] = good
+	m.readAll(t, u, "0")
+	m.settle(t)
+	if s := m.Stats(); s.Mismatched != 1 || s.Compared != 1 || s.Segments != 3 {
+		t.Errorf("%+v", s)
+	}
+	m.close(t)
+}
+
+// TestReplacedWhileCompared has a segment replaced after its bytes were hashed. Nobody is blamed for the hash, and the object is compared again.
+func TestReplacedWhileCompared(t *testing.T) {
+	for _, byAnother := range []bool{false, true} {
+		dir, u := t.TempDir(), newUpstream(3*mib).versioned(layout.SHA256Version, true, "0")
+		m := mount(t, dir, u, Options{Segment: mib, Size: 1 << 30})
+		m.readAll(t, u, "0")
+		m.settle(t)
+		o := m.objects["0"]
+		c := comparison{m.origin, m.origin.file(o), o}
+		segments, _, err := m.toCompare(c)
+		blackbox.Must(t, err)
+		k := m.keysOf(c)[1]
+		name := filepath.Join(dir, "segments", k.name())
+		if byAnother { // whose segment this process does not know yet
+			blackbox.Must(t, os.Remove(name))
+		} else {
+			blackbox.Must(t, m.Remove(k.name()))
+			m.readAll(t, u, "0")
+			m.settle(t)
+		}
+		if err := m.mismatch(c, segments, errors.New("another hash"), make([]byte, mib)); err == nil {
+			t.Error("it is compared as if it had not moved")
+		}
+		m.settle(t)
+		m.readAll(t, u, "0")
+		m.settle(t)
+		if s := m.Stats(); s.Mismatched != 0 || s.Compared != 2 || s.Segments != 3 || c.file.doubted.Load() {
+			t.Errorf("by another: %t: %+v", byAnother, s)
+		}
+		m.close(t)
 	}
 }
 

@@ -30,7 +30,7 @@
 // is bounded, and so are the bytes that are fetched for them at a time.
 //
 // Once all of an object is here, its bytes are compared with the hash that its version is, if that is one. An attribute of
-// its segments remembers that it was done. An object with another hash is dropped and refused.
+// its segments remembers that it was done. An object with another hash is dropped and fetched again, and refused the second time.
 //
 // The disk may fail in any way, also after it took the bytes. They then come from the origin, uncached, and [Store.Stats] says why.
 //

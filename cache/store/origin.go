@@ -28,6 +28,8 @@ type Cached struct {
 type file struct {
 	identity [32]byte
 	wrong    atomic.Pointer[error] // why it is given out no more
+	doubted  atomic.Bool           // it was fetched with another hash once
+	stale    atomic.Bool           // the kernel may have pages of that, and was not told yet
 
 	mu      sync.Mutex // guards the fields below
 	streams []stream   // the one that was seen last comes first

@@ -136,9 +136,12 @@ func sumOf(fd int, size int64, i int, buf []byte) (sum uint32, err error) {
 	return sum, nil
 }
 
-func readFull(fd int, p []byte, off int64) error {
+func readFull(fd int, p []byte, off int64) error { return readBy(unix.Pread, fd, p, off) }
+
+// readBy fills p by calls of pread.
+func readBy(pread func(fd int, p []byte, off int64) (int, error), fd int, p []byte, off int64) error {
 	for n := 0; n < len(p); {
-		m, err := unix.Pread(fd, p[n:], off+int64(n))
+		m, err := pread(fd, p[n:], off+int64(n))
 		switch {
 		case errors.Is(err, unix.EINTR):
 		case err != nil:

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// TestTokensEnd has tokens that last an hour. A keeper renews one before its end, uses it on where that fails, and asks at most
+// TestTokensEnd has tokens that last an hour. A keeper renews one before its end, uses it meanwhile and where that fails, and asks at most
 // once a second.
 func TestTokensEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -25,6 +25,7 @@ func TestTokensEnd(t *testing.T) {
 		want := func(text string, times int) {
 			t.Helper()
 			got, err := k.Get(t.Context())
+			synctest.Wait() // for the next one
 			if err != nil || got.Text != text || asked != times {
 				t.Errorf("%+v after %d questions, %v: want %s after %d", got, asked, err, text, times)
 			}
@@ -33,6 +34,7 @@ func TestTokensEnd(t *testing.T) {
 		time.Sleep(56 * time.Minute)
 		want("token-1", 1)
 		time.Sleep(time.Minute)
+		want("token-1", 2)
 		want("token-2", 2)
 		failure = errors.New("out of order")
 		time.Sleep(57 * time.Minute)
@@ -92,9 +94,11 @@ func TestRefusals(t *testing.T) {
 		time.Sleep(time.Second)
 		second := get(3)
 		k.Taken(second)
-		if !k.Refused(second) {
-			t.Error("a token that has worked is not asked for again")
+		if !k.Refused(second) || get(3) != second { // others have it, and one object may be refused for good
+			t.Error("a token that has worked is not asked for again, or is at once")
 		}
+		time.Sleep(time.Second)
+		k.Refused(second)
 		for _, failure = range []error{NoCredentialsf("no file"), fmt.Errorf("%w: no token", fs.ErrInvalid)} {
 			if _, err := k.Get(t.Context()); err == nil || errors.Is(err, fs.ErrPermission) || errors.Is(err, fs.ErrInvalid) {
 				t.Errorf("after a token has worked: %v", err)
@@ -119,4 +123,58 @@ func TestRefusals(t *testing.T) {
 			t.Errorf("%q is a token", text)
 		}
 	}
+}
+
+// TestTheServerOfTokensHangs: the token that counts is used meanwhile. Without one, each request waits as long as it likes, and all hear of the end
+// of the try.
+func TestTheServerOfTokensHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		asked, hangs := 0, false
+		k := Keep(func(ctx context.Context) (*Token, error) {
+			if asked++; hangs {
+				<-ctx.Done()
+				return nil, ctx.Err()
+			}
+			return New(fmt.Sprint("token-", asked), "a test", time.Now().Add(time.Hour))
+		})
+		get := func(patience time.Duration) (string, time.Duration, error) {
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			began := time.Now()
+			got, err := k.Get(ctx)
+			if err != nil {
+				return "", time.Since(began), err
+			}
+			return got.Text, time.Since(began), nil
+		}
+		if _, _, err := get(time.Second); err != nil {
+			t.Error(err)
+		}
+		hangs = true
+		time.Sleep(57 * time.Minute)
+		for range 10 {
+			if got, waited, err := get(time.Second); got != "token-1" || waited > 0 {
+				t.Errorf("%q after %v: %v", got, waited, err)
+			}
+		}
+		if synctest.Wait(); asked != 2 {
+			t.Errorf("%d questions at once", asked)
+		}
+		time.Sleep(5 * time.Minute) // beyond its end
+		if _, waited, err := get(10 * time.Second); waited != 10*time.Second || !errors.Is(err, context.DeadlineExceeded) || asked != 3 {
+			t.Errorf("%v after %v and %d questions", err, waited, asked)
+		}
+		_, waited, err := get(time.Hour)
+		if waited != tryWithin-10*time.Second || err == nil || errors.Is(err, context.DeadlineExceeded) || asked != 3 {
+			t.Errorf("%v after %v and %d questions", err, waited, asked)
+		}
+		if _, waited, err := get(time.Hour); waited > 0 || err == nil {
+			t.Errorf("%v after %v: a second has not passed", err, waited)
+		}
+		hangs = false
+		time.Sleep(time.Second)
+		if got, _, err := get(time.Second); got != "token-4" {
+			t.Errorf("%q, %v", got, err)
+		}
+	})
 }

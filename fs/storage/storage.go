@@ -50,6 +50,8 @@ type Segmented interface {
 	// OpenWhole opens the one segment that has all of o, and pins it until release. fd is -1 where there is none. It may
 	// wait until there is one.
 	OpenWhole(ctx context.Context, o *layout.Object) (fd int, release func(), err error)
+	// Stale tells, once, that the kernel may have pages of o with bytes that turned out to be wrong.
+	Stale(o *layout.Object) bool
 	// Touched notes that a reader reads [off, off+n) of o.
 	Touched(o *layout.Object, off, n int64)
 	// Here gives how many bytes of [off, off+n) are on this machine, and of these those that a crash would take still.

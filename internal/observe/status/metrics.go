@@ -132,7 +132,7 @@ func addCache(p *promtext.Page, c *Cache) {
 	p.Counter("hbmfs_cache_corrupt_total", "Segments that were found damaged.").Add(c.Corrupt)
 	p.Counter("hbmfs_cache_scrubbed_bytes_total", "Bytes compared with their checksums.").Add(c.Scrubbed)
 	p.Counter("hbmfs_cache_compared_total", "Objects that have the hash of their source, once all of their bytes were here.").Add(c.Compared)
-	p.Counter("hbmfs_cache_mismatched_total", "Objects that do not have the hash of their source, and are refused.").Add(c.Mismatched)
+	p.Counter("hbmfs_cache_mismatched_total", "Times that an object did not have the hash of its source. It is fetched again, and refused the second time.").Add(c.Mismatched)
 	p.Counter("hbmfs_cache_disk_failures_total", "Failures of the cache's disk.").Add(c.Failures)
 	p.Gauge("hbmfs_cache_sick", "1 while the cache's disk is left alone after a failure.").Add(c.Sick)
 }

@@ -58,7 +58,7 @@ type Cache struct {
 	Corrupt    int64  `json:"corrupt"`    // segments that were found damaged, and removed
 	Scrubbed   int64  `json:"scrubbed"`   // bytes compared with their checksums
 	Compared   int64  `json:"compared"`   // objects that have the hash of their source, once all of their bytes were here
-	Mismatched int64  `json:"mismatched"` // objects that have not, and are refused
+	Mismatched int64  `json:"mismatched"` // times that one has not: it is fetched again, and refused the second time
 	Failures   int64  `json:"failures"`   // of the disk
 	Sick       bool   `json:"sick"`       // the disk is left alone
 	Why        string `json:"why,omitempty"`

@@ -123,3 +123,27 @@ func TestAFilesystemWithoutIt(t *testing.T) {
 		t.Errorf("%v, %v; buffered: %q", one, err, u.Buffered())
 	}
 }
+
+// TestOnceLeavesNoPages where the kernel knows how. The bytes are the same where it does not.
+func TestOnceLeavesNoPages(t *testing.T) {
+	f := create(t, t.TempDir())
+	want := bytes.Repeat([]byte("once"), 4<<20)
+	_, err := f.WriteAt(want, 0)
+	must(t, errors.Join(err, f.Sync(), unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)))
+	before, got := cached(t, f, 16<<20), make([]byte, len(want))
+	var o uncached.Once
+	for at := 0; at < len(got); {
+		n, err := o.Pread(int(f.Fd()), got[at:min(len(got), at+1<<20)], int64(at))
+		if err != nil || n <= 0 {
+			t.Fatal(n, err)
+		}
+		at += n
+	}
+	after := cached(t, f, 16<<20)
+	if !bytes.Equal(got, want) {
+		t.Error("other bytes")
+	}
+	if _, err := unix.Preadv2(int(f.Fd()), [][]byte{got}, 0, 0x80); err == nil && before == 0 && after > 1<<20 {
+		t.Errorf("%d bytes are in the page cache", after)
+	}
+}

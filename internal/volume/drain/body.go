@@ -9,10 +9,10 @@ import (
 	"io"
 	"os"
 	"sync"
-	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/hbmfs/hbmfs/internal/sys/uncached"
 	"github.com/hbmfs/hbmfs/internal/volume/checkpoint"
 )
 
@@ -100,28 +100,18 @@ func (b *body) next() error {
 	return nil
 }
 
-// dontCache is RWF_DONTCACHE (Linux 6.14): pages that the read brings in are dropped after it, and those that were there stay.
-const dontCache = 0x80
-
-// reader reads files, and knows which calls the kernel has.
-type reader struct{ noDontCache atomic.Bool }
+// reader reads files whose pages nobody needs again soon.
+type reader struct{ uncached.Once }
 
 // readAt fills p.
 func (r *reader) readAt(f *os.File, p []byte, at int64) error {
 	for len(p) > 0 {
-		n, err := 0, error(unix.EOPNOTSUPP)
-		if !r.noDontCache.Load() {
-			n, err = unix.Preadv2(int(f.Fd()), [][]byte{p}, at, dontCache)
-		}
-		if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EINVAL) {
-			r.noDontCache.Store(true)
-			n, err = f.ReadAt(p, at)
-		}
+		n, err := r.Pread(int(f.Fd()), p, at)
 		switch {
 		case n > 0:
 			p, at = p[n:], at+int64(n)
 		case errors.Is(err, unix.EINTR):
-		case err == nil, errors.Is(err, io.EOF):
+		case err == nil:
 			return fmt.Errorf("the file ends at %d: %w", at, checkpoint.ErrDamaged)
 		default:
 			return err
