@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -129,13 +130,15 @@ func TestRefusals(t *testing.T) {
 // of the try.
 func TestTheServerOfTokensHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		asked, hangs := 0, false
+		var asked atomic.Int32
+		var hangs atomic.Bool
 		k := Keep(func(ctx context.Context) (*Token, error) {
-			if asked++; hangs {
+			n := asked.Add(1)
+			if hangs.Load() {
 				<-ctx.Done()
 				return nil, ctx.Err()
 			}
-			return New(fmt.Sprint("token-", asked), "a test", time.Now().Add(time.Hour))
+			return New(fmt.Sprint("token-", n), "a test", time.Now().Add(time.Hour))
 		})
 		get := func(patience time.Duration) (string, time.Duration, error) {
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -150,28 +153,28 @@ func TestTheServerOfTokensHangs(t *testing.T) {
 		if _, _, err := get(time.Second); err != nil {
 			t.Error(err)
 		}
-		hangs = true
+		hangs.Store(true)
 		time.Sleep(57 * time.Minute)
 		for range 10 {
 			if got, waited, err := get(time.Second); got != "token-1" || waited > 0 {
 				t.Errorf("%q after %v: %v", got, waited, err)
 			}
 		}
-		if synctest.Wait(); asked != 2 {
-			t.Errorf("%d questions at once", asked)
+		if synctest.Wait(); asked.Load() != 2 {
+			t.Errorf("%d questions at once", asked.Load())
 		}
 		time.Sleep(5 * time.Minute) // beyond its end
-		if _, waited, err := get(10 * time.Second); waited != 10*time.Second || !errors.Is(err, context.DeadlineExceeded) || asked != 3 {
-			t.Errorf("%v after %v and %d questions", err, waited, asked)
+		if _, waited, err := get(10 * time.Second); waited != 10*time.Second || !errors.Is(err, context.DeadlineExceeded) || asked.Load() != 3 {
+			t.Errorf("%v after %v and %d questions", err, waited, asked.Load())
 		}
 		_, waited, err := get(time.Hour)
-		if waited != tryWithin-10*time.Second || err == nil || errors.Is(err, context.DeadlineExceeded) || asked != 3 {
-			t.Errorf("%v after %v and %d questions", err, waited, asked)
+		if waited != tryWithin-10*time.Second || err == nil || errors.Is(err, context.DeadlineExceeded) || asked.Load() != 3 {
+			t.Errorf("%v after %v and %d questions", err, waited, asked.Load())
 		}
 		if _, waited, err := get(time.Hour); waited > 0 || err == nil {
 			t.Errorf("%v after %v: a second has not passed", err, waited)
 		}
-		hangs = false
+		hangs.Store(false)
 		time.Sleep(time.Second)
 		if got, _, err := get(time.Second); got != "token-4" {
 			t.Errorf("%q, %v", got, err)
