@@ -120,7 +120,7 @@ func (t *Keeper) renew(ctx context.Context, u *try) {
 	defer cancel()
 	k, err := t.fresh(ctx)
 	if ctx.Err() != nil && err != nil {
-		err = fmt.Errorf("no token came within %v: %v", tryWithin, err) // no wrapping: it is not the requests that have ended
+		err = fmt.Errorf("no token came within %v: %s", tryWithin, err.Error()) // no wrapping: it is not the requests that have ended
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
