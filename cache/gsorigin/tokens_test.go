@@ -189,39 +189,50 @@ func TestKindsOfCredentials(t *testing.T) {
 	}
 }
 
-// TestCredentialsEndAndRenew has the server no longer take a token while readers read.
+// TestCredentialsEndAndRenew has tokens end while readers read: the origin drops one, and the server no longer takes them.
 func TestCredentialsEndAndRenew(t *testing.T) {
 	noEnvironment(t)
 	g := newGiver(t)
 	for kind, file := range g.kinds(t) {
-		t.Run(kind, func(t *testing.T) {
-			use(t, file)
-			g.lasts = 3600
-			s := newServer(t)
-			private(s, g)
-			s.put("shard", make([]byte, 64<<10), "")
-			o := openAt(t, s.URL, "", fetch.Options{})
-			l, err := o.List(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			before := g.asked.Load()
-			g.mu.Lock()
-			g.given = append(g.given, "another")
-			g.mu.Unlock()
-			var readers sync.WaitGroup
-			for i := range 8 {
-				readers.Go(func() {
-					if _, err := o.ReadAt(t.Context(), l.Objects[0], make([]byte, 1000), int64(i)*1000); err != nil {
-						t.Error(err)
+		for _, how := range []string{"dropped", "taken back"} {
+			t.Run(kind+" "+how, func(t *testing.T) {
+				use(t, file)
+				g.lasts = 3600
+				s := newServer(t)
+				private(s, g)
+				data := make([]byte, 64<<10)
+				s.put("shard", data, "")
+				o := openAt(t, s.URL, "", fetch.Options{})
+				l, err := o.List(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				before := g.asked.Load()
+				if how == "dropped" {
+					k, err := o.tokens.Get(t.Context())
+					if err != nil {
+						t.Fatal(err)
 					}
-				})
-			}
-			readers.Wait()
-			if n := g.asked.Load() - before; n < 1 || n > 4 {
-				t.Errorf("%d tokens were asked for meanwhile", n)
-			}
-		})
+					o.tokens.Refused(k)
+				} else {
+					g.mu.Lock()
+					g.given = append(g.given, "another")
+					g.mu.Unlock()
+				}
+				var readers sync.WaitGroup
+				for i := range 8 {
+					readers.Go(func() {
+						if _, err := o.ReadAt(t.Context(), l.Objects[0], make([]byte, 1000), int64(i)*1000); err != nil {
+							t.Error(err)
+						}
+					})
+				}
+				readers.Wait()
+				if n := g.asked.Load() - before; n < 1 || n > 4 {
+					t.Errorf("%d tokens were asked for meanwhile", n)
+				}
+			})
+		}
 	}
 }
 

@@ -29,6 +29,7 @@ type Token struct {
 	renew time.Time // zero: never
 	end   time.Time
 	given time.Time // to the keeper
+	taken bool      // the server has answered a request with it
 }
 
 // New makes a token of a text that ends then, or never.
@@ -141,15 +142,16 @@ func (t *Keeper) renew(ctx context.Context, u *try) {
 func (t *Keeper) Taken(k *Token) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	k.taken = true
 	t.worked = t.worked || k.Text != ""
 }
 
 // Refused says that the server does not know a token. It tells whether another one may be better: this one has worked, or others have that
-// came from the same place. Each token is kept for [betweenTries]: so a server that refuses all of them, or one object for good, is asked for few.
+// came from the same place. A token that never worked is kept for [betweenTries]: so a server that refuses all of them is asked for few.
 func (t *Keeper) Refused(k *Token) (again bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.now == k && time.Since(k.given) >= betweenTries {
+	if t.now == k && (k.taken || time.Since(k.given) >= betweenTries) {
 		t.now = nil
 	}
 	return k.Text != "" && t.worked

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -175,11 +176,17 @@ func (o *oauth) use(t *testing.T, refresh string) {
 
 // guarded answers as a private bucket does to requests without the newest token. A token counts for so many requests.
 func (o *oauth) guarded(requests int64) func(w http.ResponseWriter, r *http.Request) bool {
-	var served atomic.Int64
+	var mu sync.Mutex
+	var of, served int64 // the newest token, and the requests that it counted for
 	return func(w http.ResponseWriter, r *http.Request) bool {
+		mu.Lock()
+		defer mu.Unlock()
 		given := r.Header.Get("Authorization")
-		newest := o.count.Load()
-		if given == fmt.Sprintf("Bearer token-secret-%d", newest) && served.Add(1) <= newest*requests {
+		if newest := o.count.Load(); of != newest {
+			of, served = newest, 0
+		}
+		if given == fmt.Sprintf("Bearer token-secret-%d", of) && served < requests {
+			served++
 			return false
 		}
 		w.Header().Set("Content-Type", "application/json")
