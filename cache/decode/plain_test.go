@@ -84,7 +84,7 @@ func addFiles(t *testing.T, f *files) (*wrapped, *cache.Listing) {
 	return w, l
 }
 
-// TestNoHashOfTheSource has sources whose versions are hashes. What is decoded, and the index that names it, have other bytes.
+// TestNoHashOfTheSource has sources whose versions are hashes. Decoded shards and the rewritten index have other bytes, so those hashes are not theirs.
 func TestNoHashOfTheSource(t *testing.T) {
 	p := plain(100_000)
 	coded := zstdOf(t, p)

@@ -33,7 +33,7 @@ type comparison struct {
 	object *layout.Object
 }
 
-// hashed tells objects that are compared. An MD5 does not count: Azure keeps those of its clients, who may be wrong.
+// hashed tells whether an object is compared. MD5s are not compared: Azure stores those that its clients send, and does not check them.
 func hashed(o *layout.Object) bool {
 	return !o.Whole && o.Size > 0 && !strings.HasPrefix(o.Version, layout.MD5Version) && layout.VersionHash(o.Version, o.Size) != nil
 }
@@ -207,7 +207,7 @@ func (s *Store) mismatch(c comparison, segments []*layout.Object, wrong error, b
 	again := !c.file.doubted.Swap(true)
 	if !again {
 		wrong = fmt.Errorf("%w: %w. It is refused until the next mount, or the next daemon of this one", cache.ErrDamaged, wrong)
-		c.file.wrong.Store(&wrong) // before the segments go, so that nobody fetches them again
+		c.file.wrong.Store(&wrong) // before the segments are removed, so that no reader fetches them again
 	}
 	var err error
 	for _, k := range all {
@@ -220,7 +220,7 @@ func (s *Store) mismatch(c comparison, segments []*layout.Object, wrong error, b
 		}
 		err = errors.Join(err, s.Remove(k.name()))
 	}
-	c.file.stale.Store(true) // only now: what was read until here may be from them
+	c.file.stale.Store(true) // after the removal: the kernel may have pages of the removed segments until now
 	s.stats.mismatched.Add(1)
 	does := "is refused"
 	if again {

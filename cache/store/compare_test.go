@@ -227,7 +227,7 @@ func TestOneBadTransfer(t *testing.T) {
 	m.close(t)
 }
 
-// TestReplacedWhileCompared has a segment replaced after its bytes were hashed. Nobody is blamed for the hash, and the object is compared again.
+// TestReplacedWhileCompared replaces a segment after its bytes were hashed. The store does not blame the source, and compares the object again.
 func TestReplacedWhileCompared(t *testing.T) {
 	for _, byAnother := range []bool{false, true} {
 		dir, u := t.TempDir(), newUpstream(3*mib).versioned(layout.SHA256Version, true, "0")

@@ -75,7 +75,7 @@ func Keep(fresh func(context.Context) (*Token, error)) *Keeper {
 // Anonymous tells whether requests never carry a token.
 func (t *Keeper) Anonymous() bool { return t.fresh == nil }
 
-// Get gives a token that counts, or an empty one for a request without. Nobody waits for the next token while one counts.
+// Get gives a token that counts, or an empty one for a request without credentials. While a token counts, Get does not wait for the next one.
 func (t *Keeper) Get(ctx context.Context) (*Token, error) {
 	if t.fresh == nil {
 		return Without("requests carry no credentials, as the source or its endpoint says"), nil

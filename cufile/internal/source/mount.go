@@ -26,8 +26,8 @@ type mountedFile struct {
 	opener  *Opener
 	notices *notices // nil where the daemon tells of no changes
 
-	dialing sync.Mutex // held by who makes another connection
-	asking  sync.Mutex // held by who asks for all of many runs
+	dialing sync.Mutex // held by the request that makes another connection
+	asking  sync.Mutex // held by the request that asks for all of many runs
 
 	mu      sync.Mutex // guards the fields below
 	client  *connection
