@@ -107,7 +107,7 @@ func (s *Set) samplesOf(ctx context.Context) (*fieldsOf, error) {
 				return &readError{err}
 			}
 			return err
-		}, nil); err != nil {
+		}, (*Shard).takeFields, nil); err != nil {
 			return nil, err
 		}
 	}

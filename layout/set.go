@@ -41,7 +41,7 @@ type Set struct {
 	viewDir   string // where the views lie, when Dir and Split are not enough to tell sets apart
 	resolving chan struct{}
 	resolved  bool         // guarded by resolving
-	mu        sync.RWMutex // guards the shards' contents, against counting while others resolve, and stream
+	mu        sync.RWMutex // guards stream, and the shards' contents but Name and Objects: others count and list while one resolves
 	stream    *Body        // all tokens, once a view has asked for them
 	fields    *fieldsOf    // guarded by resolving; nil until a view has asked for them
 	// noFields says why the fields of the samples are not shown; guarded by resolving once the set is formed.
@@ -137,6 +137,8 @@ func (s *Set) sum(of func(*Shard) int64) int64 {
 
 // Bad returns the first bad shard, or nil.
 func (s *Set) Bad() *Shard {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
 	for _, h := range s.Shards {
 		if h.Bad != "" {
 			return h
@@ -160,7 +162,7 @@ func (s *Set) Resolve(ctx context.Context) error {
 	}
 	var err error
 	if s.NeedsReading() {
-		err = s.each(ctx, resolveShard, nil)
+		err = s.each(ctx, resolveShard, (*Shard).resolveAs, nil)
 	}
 	s.resolved = err == nil
 	if s.resolved && s.summarize != nil {
@@ -201,12 +203,23 @@ func (s *Set) Check(ctx context.Context, progress func()) error {
 			return nil
 		}
 		return h.check(ctx, h)
-	}, progress)
+	}, (*Shard).resolveAs, progress)
 }
 
-// each runs f on a copy of every shard, several at a time. The copy becomes the shard when f is done, so that an
+// resolveAs takes what resolve and check find out. The rest never changes: views are listed meanwhile by names, objects and functions.
+func (h *Shard) resolveAs(done *Shard) {
+	h.Tokens, h.Documents, h.Samples, h.Data, h.Index = done.Tokens, done.Documents, done.Samples, done.Data, done.Index
+	h.Bad, h.NoTokens, h.NoDocuments, h.resolve = done.Bad, done.NoTokens, done.NoDocuments, done.resolve
+}
+
+// takeFields takes what findFields finds out: views of the tokens are made meanwhile by the rest.
+func (h *Shard) takeFields(done *Shard) {
+	h.fields, h.Samples, h.Bad = done.fields, done.Samples, done.Bad
+}
+
+// each runs f on a copy of every shard, several at a time. The shard takes from the copy when f is done, so that an
 // interrupted f leaves no trace. It makes the shards for which f fails bad, but returns the error in a [readError].
-func (s *Set) each(ctx context.Context, f func(context.Context, *Shard) error, progress func()) error {
+func (s *Set) each(ctx context.Context, f func(context.Context, *Shard) error, take func(h, done *Shard), progress func()) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(4 * runtime.GOMAXPROCS(0))
 	for _, h := range s.Shards {
@@ -225,7 +238,7 @@ func (s *Set) each(ctx context.Context, f func(context.Context, *Shard) error, p
 				s.volume.bad(&done, err)
 			}
 			s.mu.Lock()
-			*h = done
+			take(h, &done)
 			s.mu.Unlock()
 			if progress != nil {
 				progress()

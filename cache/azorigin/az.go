@@ -14,7 +14,6 @@ import (
 	"encoding/xml"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"net/http"
 	"net/url"
@@ -25,7 +24,6 @@ import (
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/cache/fetch"
 	"github.com/hbmfs/hbmfs/cache/tokens"
-	"github.com/hbmfs/hbmfs/internal/observe/trace"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -35,11 +33,11 @@ const apiVersion = "2021-12-02"
 // Container is the objects of a container below a prefix. It is safe for concurrent use.
 type Container struct {
 	*fetch.Client // which asks by Get, and reads
+	tokens.Transports
 
 	source Source
 	client *http.Client
 	tokens *tokens.Keeper
-	idle   []interface{ CloseIdleConnections() }
 }
 
 // Open makes an origin. Nothing is asked of the server yet.
@@ -52,17 +50,11 @@ func Open(s Source, opt fetch.Options) (*Container, error) {
 	}
 	o := &Container{source: s}
 	o.Client = fetch.New(o, opt)
-	transport := o.Transport()
-	direct := transport.Clone()
-	direct.Proxy = nil
-	guarded, machine := opt.Guard.Transport(transport), opt.Guard.Transport(direct)
-	o.client = &http.Client{Transport: trace.Transport(guarded), CheckRedirect: tokens.Stay}
-	for _, t := range []http.RoundTripper{guarded, machine} {
-		o.idle = append(o.idle, t.(interface{ CloseIdleConnections() }))
-	}
+	o.Transports = tokens.Guarded(o.Transport(), opt.Guard)
+	o.client = o.Transports.Client()
 	o.tokens = tokens.Keep(nil)
 	if !s.Anonymous {
-		a := &asker{source: s, client: guarded, direct: machine}
+		a := &asker{source: s, client: o.Servers, direct: o.Machine}
 		if _, err := a.given(); err != nil {
 			return nil, fmt.Errorf("open %s: %w", s, err)
 		}
@@ -73,14 +65,6 @@ func Open(s Source, opt fetch.Options) (*Container, error) {
 
 // String is the source, without credentials.
 func (o *Container) String() string { return o.source.String() }
-
-// Close ends idle connections.
-func (o *Container) Close() error {
-	for _, t := range o.idle {
-		t.CloseIdleConnections()
-	}
-	return nil
-}
 
 // Get implements [fetch.Getter].
 func (o *Container) Get(ctx context.Context, obj *layout.Object, off, n int64) (*fetch.Answer, error) {
@@ -169,15 +153,9 @@ func escape(name string) string {
 	return strings.ReplaceAll(url.PathEscape(name), "%2F", "/")
 }
 
-// mostError is how much of the body of an error is read, bytes.
-const mostError = 64 << 10
-
 // said is the server's text of an error, as far as a terminal and a log can bear it, and its code.
 func said(res *http.Response, k *tokens.Token) (text, code string) {
-	body, err := io.ReadAll(io.LimitReader(res.Body, mostError))
-	if err != nil {
-		body = nil
-	}
+	body := fetch.Body(res)
 	var e struct {
 		Code    string `xml:"Code"`
 		Message string `xml:"Message"`

@@ -22,6 +22,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/cache/fetch"
 	"github.com/hbmfs/hbmfs/cache/tokens"
+	"github.com/hbmfs/hbmfs/internal/text/address"
 	"github.com/hbmfs/hbmfs/internal/text/size"
 )
 
@@ -183,7 +184,7 @@ func newSAS(text, from string) (*tokens.Token, error) {
 // fresh finds the credentials of the moment.
 func (a *asker) fresh(ctx context.Context) (*tokens.Token, error) {
 	k, err := a.given()
-	open := exposed(a.source.Endpoint)
+	open := address.Exposed(a.source.Endpoint)
 	switch {
 	case err != nil:
 		return nil, err

@@ -19,6 +19,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/cache/fetch"
 	"github.com/hbmfs/hbmfs/cache/tokens"
+	"github.com/hbmfs/hbmfs/internal/text/address"
 )
 
 // Secrets of tests. No error may have one of them in it.
@@ -332,7 +333,7 @@ func TestSecretsGoNowhereElse(t *testing.T) {
 	for endpoint, want := range map[string]bool{
 		"http://10.0.0.1:80/account": true, "http://azurite:10000/account": true, "http://localhost:80/account": false, "http://127.0.0.1": false, "http://[::1]:80": false, "https://h": false,
 	} {
-		if exposed(endpoint) != want {
+		if address.Exposed(endpoint) != want {
 			t.Errorf("%s: others can read tokens on their way: %v", endpoint, !want)
 		}
 	}

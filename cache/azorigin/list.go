@@ -98,7 +98,7 @@ func (o *Container) List(ctx context.Context) (*cache.Listing, error) {
 	return fetch.List(ctx, o, o.source.Prefix, o.source.dir, o.one, w.dir)
 }
 
-// one looks for an object whose name is the whole prefix, nil if there is none, or none that may be seen.
+// one looks for an object whose name is the whole prefix, nil if it is a directory.
 func (o *Container) one(ctx context.Context, name string) (obj *layout.Object, err error) {
 	err = o.Retry(ctx, func(ctx context.Context, _ func()) error {
 		res, err := o.do(ctx, question{endpoint: o.source.Endpoint, method: http.MethodHead, name: name})
@@ -117,9 +117,6 @@ func (o *Container) one(ctx context.Context, name string) (obj *layout.Object, e
 		obj, err = o.object(&b, name)
 		return err
 	})
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) { // the listing will say
-		return nil, nil
-	}
 	return obj, err
 }
 
@@ -129,20 +126,15 @@ type walk struct {
 }
 
 // dir lists one directory: its objects and the directories in it.
-func (w *walk) dir(ctx context.Context, prefix string) (objects []*layout.Object, below []string, err error) {
-	err = w.origin.Pages(ctx, func(ctx context.Context, token string) (int, string, error) {
+func (w *walk) dir(ctx context.Context, prefix string) ([]*layout.Object, []string, error) {
+	return w.origin.Directory(ctx, func(ctx context.Context, token string) ([]*layout.Object, []string, string, error) {
 		p, err := w.page(ctx, prefix, token)
 		if err != nil {
-			return 0, "", err
+			return nil, nil, "", err
 		}
-		found, dirs, err := w.take(prefix, p)
-		if err != nil {
-			return 0, "", err
-		}
-		objects, below = append(objects, found...), append(below, dirs...)
-		return len(p.blobs) + len(dirs), p.next, nil
+		objects, err := w.take(prefix, p)
+		return objects, p.prefixes, p.next, err
 	})
-	return objects, below, err
 }
 
 // page asks for one page.
@@ -265,34 +257,25 @@ func (p *page) element(d *xml.Decoder, t xml.StartElement, inList bool) error {
 }
 
 // take checks a page.
-func (w *walk) take(prefix string, p *page) (objects []*layout.Object, below []string, err error) {
+func (w *walk) take(prefix string, p *page) (objects []*layout.Object, err error) {
 	for i := range p.blobs {
 		b := &p.blobs[i]
 		name, err := b.Name.name()
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 		obj, err := w.origin.object(b, name)
 		if err == nil {
 			err = w.listing.AddBelow(prefix, name, obj.Version)
 		}
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 		if isDir := b.Metadata.folder || b.Properties.Resource == "directory" || strings.HasSuffix(name, "/"); !isDir || obj.Size > 0 {
 			objects = append(objects, obj)
 		}
 	}
-	for _, dir := range p.prefixes {
-		if err := w.listing.AddBelow(prefix, dir, ""); err != nil {
-			return nil, nil, err
-		}
-		if len(dir) == len(prefix) || !strings.HasSuffix(dir, "/") {
-			return nil, nil, fmt.Errorf("%w: the server lists %.100q as a directory in %.100q", fs.ErrInvalid, dir, prefix)
-		}
-		below = append(below, dir)
-	}
-	return objects, below, nil
+	return objects, w.listing.AddDirectories(prefix, p.prefixes)
 }
 
 // object makes an object of a blob of a listing. One without a version or with a size that cannot be becomes a problem of the listing.

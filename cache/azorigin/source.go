@@ -3,13 +3,12 @@ package azorigin
 import (
 	"cmp"
 	"fmt"
-	"net"
-	"net/netip"
 	"net/url"
 	"os"
 	"strings"
 
 	"github.com/hbmfs/hbmfs/cache/fetch"
+	"github.com/hbmfs/hbmfs/internal/text/address"
 )
 
 // Source says where the objects are.
@@ -34,9 +33,6 @@ const (
 //	anonymous  true: send no credentials
 func Parse(text string) (Source, error) {
 	u, err := url.Parse(text)
-	if err == nil && u.RawQuery != "" {
-		_, err = url.ParseQuery(u.RawQuery)
-	}
 	_, hasPassword := "", false
 	if u != nil && u.User != nil {
 		_, hasPassword = u.User.Password()
@@ -59,7 +55,7 @@ func Parse(text string) (Source, error) {
 	if err != nil {
 		return Source{}, fmt.Errorf("source %q: %w", shown, err)
 	}
-	if err := s.options(u.Query()); err != nil {
+	if err := s.options(u.RawQuery); err != nil {
 		return Source{}, fmt.Errorf("source %q: %w", shown, err)
 	}
 	s.dir = s.Prefix
@@ -94,26 +90,10 @@ func (s *Source) hadoop(u *url.URL) error {
 	return nil
 }
 
-func (s *Source) options(query url.Values) error {
-	for key, values := range query {
-		v := values[0]
-		switch {
-		case len(values) > 1:
-			return fmt.Errorf("option %.40q is given twice", key)
-		case v == "" && key != "anonymous": // an unset variable, say
-			return fmt.Errorf("option %.40q has no value", key)
-		}
-		switch key {
-		case "endpoint":
-			s.Endpoint = v
-		case "anonymous":
-			if v != "true" && v != "1" && v != "" && v != "false" && v != "0" {
-				return fmt.Errorf("anonymous=%.40q: want true or false", v)
-			}
-			s.Anonymous = v != "false" && v != "0"
-		default:
-			return fmt.Errorf("unknown option %.40q: there are endpoint and anonymous", key)
-		}
+func (s *Source) options(query string) error {
+	err := address.Options(query, map[string]func(string) error{"endpoint": address.Text(&s.Endpoint), "anonymous": address.Truth(&s.Anonymous)})
+	if err != nil {
+		return err
 	}
 	azures := "https://" + s.Account + ".blob." + cloud
 	if s.Endpoint == "" && !s.Anonymous {
@@ -121,36 +101,11 @@ func (s *Source) options(query url.Values) error {
 			s.Endpoint = c.endpoint
 		}
 	}
-	var err error
-	s.Endpoint, err = server(cmp.Or(s.Endpoint, azures))
+	server, err := address.Server(cmp.Or(s.Endpoint, azures))
+	if err == nil {
+		s.Endpoint = server.String()
+	}
 	return err
-}
-
-// server checks the URL of an account. A server for tests has the account in its path.
-func server(endpoint string) (string, error) {
-	e, err := url.Parse(endpoint)
-	if err != nil || e.Host == "" || (e.Scheme != "http" && e.Scheme != "https") || e.User != nil || strings.ContainsAny(endpoint, "?#") {
-		shown, _, _ := strings.Cut(endpoint, "?")
-		if e != nil && e.User != nil {
-			shown = e.Redacted()
-		}
-		return "", fmt.Errorf("endpoint %q: want https://HOST, or http://HOST:PORT/ACCOUNT, and nothing more", shown)
-	}
-	return e.Scheme + "://" + e.Host + strings.TrimRight(e.EscapedPath(), "/"), nil
-}
-
-// exposed tells whether others could read a token on its way to a server.
-func exposed(endpoint string) bool {
-	e, err := url.Parse(endpoint)
-	if err != nil || e.Scheme != "http" {
-		return err != nil
-	}
-	host := e.Host
-	if name, _, err := net.SplitHostPort(host); err == nil {
-		host = name
-	}
-	addr, err := netip.ParseAddr(strings.Trim(host, "[]"))
-	return host != "localhost" && (err != nil || !addr.IsLoopback())
 }
 
 // String is the source as status shows it, and its name in a cache: the place, without the credentials. A slash at the
@@ -172,14 +127,14 @@ func (o *Container) SetDir(dir string) error { o.source.dir = dir; return nil }
 
 // Through returns a getter of the same objects that asks the server at endpoint, a URL, with the origin's credentials.
 func (o *Container) Through(endpoint string) (fetch.Getter, error) {
-	url, err := server(endpoint)
+	server, err := address.Server(endpoint)
 	if err != nil {
 		return nil, fmt.Errorf("cache: %w", err)
 	}
-	if exposed(url) && !o.tokens.Anonymous() {
+	if address.Exposed(endpoint) && !o.tokens.Anonymous() {
 		return nil, fmt.Errorf("cache %q: tokens of Azure would be readable on their way: use https://, or anonymous=true where the container is public", endpoint)
 	}
-	return &through{o, url}, nil
+	return &through{o, server.String()}, nil
 }
 
 // checkNames refuses names that no account and no container has.

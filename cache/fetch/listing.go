@@ -48,3 +48,16 @@ func (l *Listing) AddBelow(prefix, name, version string) error {
 	}
 	return l.Add(name, version)
 }
+
+// AddDirectories is AddBelow for the directories that a bucket lists below a prefix.
+func (l *Listing) AddDirectories(prefix string, dirs []string) error {
+	for _, dir := range dirs {
+		if err := l.AddBelow(prefix, dir, ""); err != nil {
+			return err
+		}
+		if len(dir) == len(prefix) || !strings.HasSuffix(dir, "/") {
+			return fmt.Errorf("%w: the server lists %.100q as a directory in %.100q", fs.ErrInvalid, dir, prefix)
+		}
+	}
+	return nil
+}

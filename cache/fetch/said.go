@@ -2,6 +2,8 @@ package fetch
 
 import (
 	"fmt"
+	"io"
+	"net/http"
 	"regexp"
 	"strings"
 
@@ -26,4 +28,16 @@ func Said(text string, secrets ...string) string {
 		}
 	}
 	return fmt.Sprintf("%.300s", cli.Printable(strings.Join(words, " ")))
+}
+
+// mostError is how much of the body of an error is read, bytes.
+const mostError = 64 << 10
+
+// Body is the body of an error, or nothing where it does not come whole.
+func Body(res *http.Response) []byte {
+	body, err := io.ReadAll(io.LimitReader(res.Body, mostError))
+	if err != nil {
+		return nil
+	}
+	return body
 }

@@ -3,6 +3,7 @@ package fetch
 import (
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"io/fs"
 	"strings"
@@ -16,15 +17,16 @@ import (
 // listers is how many directories are listed at once.
 const listers = 32
 
-// List lists the objects of a store below a prefix in the directory root, or the one object that the prefix names: one looks for it, nil if there is none.
+// List lists the objects of a store below a prefix in the directory root, or the one object that the prefix names: one looks for it, nil if there is none, or
+// none that may be seen.
 func List(ctx context.Context, store fmt.Stringer, prefix, root string, one func(ctx context.Context, name string) (*layout.Object, error),
 	list func(ctx context.Context, dir string) (objects []*layout.Object, below []string, err error)) (*cache.Listing, error) {
 	if prefix != "" && !strings.HasSuffix(prefix, "/") {
 		obj, err := one(ctx, prefix)
-		if err != nil {
+		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission) { // of those the listing will say more
 			return nil, fmt.Errorf("list %s: %w", store, err)
 		}
-		if obj != nil {
+		if err == nil && obj != nil {
 			return cache.RemoteListing([]*layout.Object{obj}), nil
 		}
 	}
@@ -113,25 +115,27 @@ func (p *Pages) Ask(token string) error {
 	return nil
 }
 
-// Pages gets the pages of a listing, each of which names the next one by a token. page gives the number of its entries. An attempt goes
-// on where the last one broke off.
-func (c *Client) Pages(ctx context.Context, page func(ctx context.Context, token string) (entries int, next string, err error)) error {
+// Directory gets the pages of a directory's listing, each of which names the next one by a token. An attempt goes on where the last one broke off.
+func (c *Client) Directory(ctx context.Context, page func(ctx context.Context, token string) (objects []*layout.Object, below []string, next string, err error)) (
+	objects []*layout.Object, below []string, err error) {
 	run, token, more := NewPages(), "", true
-	return c.Retry(ctx, func(ctx context.Context, alive func()) error {
+	err = c.Retry(ctx, func(ctx context.Context, alive func()) error {
 		for more {
-			entries, next, err := page(ctx, token)
+			found, dirs, next, err := page(ctx, token)
 			if err != nil {
 				return err
 			}
 			if err := run.Ask(token); err != nil {
 				return err
 			}
-			if entries > 0 {
+			if len(found)+len(dirs) > 0 {
 				run.Found()
 			}
 			alive()
+			objects, below = append(objects, found...), append(below, dirs...)
 			token, more = next, next != ""
 		}
 		return nil
 	})
+	return objects, below, err
 }

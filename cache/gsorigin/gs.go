@@ -14,7 +14,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"net/http"
 	"net/url"
@@ -23,18 +22,18 @@ import (
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/cache/fetch"
 	"github.com/hbmfs/hbmfs/cache/tokens"
-	"github.com/hbmfs/hbmfs/internal/observe/trace"
+	"github.com/hbmfs/hbmfs/internal/text/address"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
 // Bucket is the objects of a bucket below a prefix. It is safe for concurrent use.
 type Bucket struct {
 	*fetch.Client // which asks by Get, and reads
+	tokens.Transports
 
 	source Source
 	client *http.Client
 	tokens *tokens.Keeper
-	idle   []interface{ CloseIdleConnections() }
 }
 
 // Open makes an origin. Nothing is asked of the server yet.
@@ -47,17 +46,11 @@ func Open(s Source, opt fetch.Options) (*Bucket, error) {
 	}
 	o := &Bucket{source: s}
 	o.Client = fetch.New(o, opt)
-	transport := o.Transport()
-	direct := transport.Clone()
-	direct.Proxy = nil
-	guarded, machine := opt.Guard.Transport(transport), opt.Guard.Transport(direct)
-	o.client = &http.Client{Transport: trace.Transport(guarded), CheckRedirect: tokens.Stay}
-	for _, t := range []http.RoundTripper{guarded, machine} {
-		o.idle = append(o.idle, t.(interface{ CloseIdleConnections() }))
-	}
+	o.Transports = tokens.Guarded(o.Transport(), opt.Guard)
+	o.client = o.Transports.Client()
 	o.tokens = tokens.Keep(nil)
-	if !s.Anonymous && !exposed(s.Endpoint) {
-		o.tokens = tokens.Keep((&asker{client: guarded, direct: machine}).fresh)
+	if !s.Anonymous && !address.Exposed(s.Endpoint) {
+		o.tokens = tokens.Keep((&asker{client: o.Servers, direct: o.Machine}).fresh)
 		if _, err := findFile(); err != nil {
 			return nil, fmt.Errorf("open %s: %w", s, err)
 		}
@@ -78,14 +71,6 @@ func checkBucket(name string) error {
 
 // String is the source, without credentials.
 func (o *Bucket) String() string { return o.source.String() }
-
-// Close ends idle connections.
-func (o *Bucket) Close() error {
-	for _, t := range o.idle {
-		t.CloseIdleConnections()
-	}
-	return nil
-}
 
 // Get implements [fetch.Getter].
 func (o *Bucket) Get(ctx context.Context, obj *layout.Object, off, n int64) (*fetch.Answer, error) {
@@ -164,10 +149,7 @@ func (o *Bucket) do(ctx context.Context, endpoint, name string, query url.Values
 
 // said is the server's text of an error, as far as a terminal and a log can bear it.
 func said(res *http.Response, secret string) (text, reason string) {
-	body, err := io.ReadAll(io.LimitReader(res.Body, mostError))
-	if err != nil {
-		body = nil
-	}
+	body := fetch.Body(res)
 	var e struct {
 		Error struct {
 			Message string `json:"message"`
@@ -190,9 +172,6 @@ func said(res *http.Response, secret string) (text, reason string) {
 	}
 	return status + ": " + text, reason
 }
-
-// mostError is how much of the body of an error is read, bytes.
-const mostError = 64 << 10
 
 // explain gives an answer its class: final or worth another attempt.
 func (o *Bucket) explain(k *tokens.Token, res *http.Response) error {

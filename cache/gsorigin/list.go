@@ -77,7 +77,7 @@ func (o *Bucket) List(ctx context.Context) (*cache.Listing, error) {
 	return fetch.List(ctx, o, o.source.Prefix, o.source.dir, o.one, w.dir)
 }
 
-// one looks for an object whose name is the whole prefix, nil if there is none, or none that may be seen.
+// one looks for an object whose name is the whole prefix.
 func (o *Bucket) one(ctx context.Context, name string) (obj *layout.Object, err error) {
 	err = o.Retry(ctx, func(ctx context.Context, _ func()) error {
 		var it item
@@ -91,9 +91,6 @@ func (o *Bucket) one(ctx context.Context, name string) (obj *layout.Object, err 
 		obj, err = o.object(&it)
 		return err
 	})
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) { // the listing will say
-		return nil, nil
-	}
 	return obj, err
 }
 
@@ -103,20 +100,15 @@ type walk struct {
 }
 
 // dir lists one directory: its objects and the directories in it.
-func (w *walk) dir(ctx context.Context, prefix string) (objects []*layout.Object, below []string, err error) {
-	err = w.origin.Pages(ctx, func(ctx context.Context, token string) (int, string, error) {
+func (w *walk) dir(ctx context.Context, prefix string) ([]*layout.Object, []string, error) {
+	return w.origin.Directory(ctx, func(ctx context.Context, token string) ([]*layout.Object, []string, string, error) {
 		p, err := w.page(ctx, prefix, token)
 		if err != nil {
-			return 0, "", err
+			return nil, nil, "", err
 		}
-		found, dirs, err := w.take(prefix, p)
-		if err != nil {
-			return 0, "", err
-		}
-		objects, below = append(objects, found...), append(below, dirs...)
-		return len(found) + len(dirs), p.Next, nil
+		objects, err := w.take(prefix, p)
+		return objects, p.Prefixes, p.Next, err
 	})
-	return objects, below, err
 }
 
 // page asks for one page.
@@ -168,7 +160,7 @@ func (o *Bucket) ask(ctx context.Context, name string, query url.Values, to any)
 }
 
 // take checks a page.
-func (w *walk) take(prefix string, p *page) (objects []*layout.Object, below []string, err error) {
+func (w *walk) take(prefix string, p *page) (objects []*layout.Object, err error) {
 	for i := range p.Items {
 		it := &p.Items[i]
 		obj, err := w.origin.object(it)
@@ -176,22 +168,13 @@ func (w *walk) take(prefix string, p *page) (objects []*layout.Object, below []s
 			err = w.listing.AddBelow(prefix, it.Name, obj.Version)
 		}
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 		if !strings.HasSuffix(it.Name, "/") || obj.Size > 0 { // else it is the marker that some tools make of a directory
 			objects = append(objects, obj)
 		}
 	}
-	for _, dir := range p.Prefixes {
-		if err := w.listing.AddBelow(prefix, dir, ""); err != nil {
-			return nil, nil, err
-		}
-		if len(dir) == len(prefix) || !strings.HasSuffix(dir, "/") {
-			return nil, nil, fmt.Errorf("%w: the server lists %.100q as a directory in %.100q", fs.ErrInvalid, dir, prefix)
-		}
-		below = append(below, dir)
-	}
-	return objects, below, nil
+	return objects, w.listing.AddDirectories(prefix, p.Prefixes)
 }
 
 // object makes an object of an item of a listing. One without a version or with a size that cannot be becomes a problem of the listing.

@@ -3,13 +3,12 @@ package gsorigin
 import (
 	"cmp"
 	"fmt"
-	"net"
-	"net/netip"
 	"net/url"
 	"os"
 	"strings"
 
 	"github.com/hbmfs/hbmfs/cache/fetch"
+	"github.com/hbmfs/hbmfs/internal/text/address"
 )
 
 // Source says where the objects are.
@@ -46,31 +45,11 @@ func Parse(text string) (Source, error) {
 		return Source{}, fmt.Errorf("source %q: write the # as %%23", text)
 	}
 	s := Source{Bucket: u.Host, Prefix: strings.TrimPrefix(u.Path, "/")}
-	query, err := url.ParseQuery(u.RawQuery)
-	if err != nil { // Query would leave out options that it cannot read, such as the endpoint
+	err = address.Options(u.RawQuery, map[string]func(string) error{
+		"endpoint": address.Text(&s.Endpoint), "user_project": address.Text(&s.Project), "anonymous": address.Truth(&s.Anonymous),
+	})
+	if err != nil {
 		return Source{}, fmt.Errorf("source %q: %w", text, err)
-	}
-	for key, values := range query {
-		v := values[0]
-		switch {
-		case len(values) > 1:
-			return Source{}, fmt.Errorf("source %q: option %s is given twice", text, key)
-		case v == "" && key != "anonymous": // an unset variable, say
-			return Source{}, fmt.Errorf("source %q: option %s has no value", text, key)
-		}
-		switch key {
-		case "endpoint":
-			s.Endpoint = v
-		case "user_project":
-			s.Project = v
-		case "anonymous":
-			if v != "true" && v != "1" && v != "" && v != "false" && v != "0" {
-				return Source{}, fmt.Errorf("source %q: anonymous=%q: want true or false", text, v)
-			}
-			s.Anonymous = v != "false" && v != "0"
-		default:
-			return Source{}, fmt.Errorf("source %q: unknown option %q: there are endpoint, anonymous and user_project", text, key)
-		}
 	}
 	if host := os.Getenv(emulator); s.Endpoint == "" && host != "" {
 		if !strings.Contains(host, "://") {
@@ -78,39 +57,16 @@ func Parse(text string) (Source, error) {
 		}
 		s.Endpoint, s.Anonymous = host, true
 	}
-	if s.Endpoint, err = server(cmp.Or(s.Endpoint, googles)); err != nil {
+	server, err := address.Host(cmp.Or(s.Endpoint, googles))
+	if err != nil {
 		return Source{}, fmt.Errorf("source %q: %w", text, err)
 	}
+	s.Endpoint = server.String()
 	s.dir = s.Prefix
 	if s.dir != "" && !strings.HasSuffix(s.dir, "/") {
 		s.dir += "/"
 	}
 	return s, nil
-}
-
-// server checks the URL of a server.
-func server(endpoint string) (string, error) {
-	e, err := url.Parse(endpoint)
-	if err != nil || e.Host == "" || (e.Scheme != "http" && e.Scheme != "https") {
-		return "", fmt.Errorf("endpoint %q: want http://HOST:PORT or https://HOST", endpoint)
-	}
-	if strings.Trim(e.Path, "/") != "" || e.User != nil || strings.ContainsAny(endpoint, "?#") { // nobody would hear of it
-		return "", fmt.Errorf("endpoint %q: want http://HOST:PORT or https://HOST, and nothing more", e.Redacted())
-	}
-	return e.Scheme + "://" + e.Host, nil
-}
-
-// exposed tells whether others could read a token on its way to a server.
-func exposed(endpoint string) bool {
-	host, plain := strings.CutPrefix(endpoint, "http://")
-	if !plain {
-		return false
-	}
-	if name, _, err := net.SplitHostPort(host); err == nil {
-		host = name
-	}
-	addr, err := netip.ParseAddr(strings.Trim(host, "[]"))
-	return host != "localhost" && (err != nil || !addr.IsLoopback())
 }
 
 // String is the source as status shows it, and its name in a cache: the place, without the credentials. A slash at the
@@ -132,12 +88,12 @@ func (o *Bucket) SetDir(dir string) error { o.source.dir = dir; return nil }
 
 // Through returns a getter of the same objects that asks the server at endpoint, a URL, with the origin's credentials.
 func (o *Bucket) Through(endpoint string) (fetch.Getter, error) {
-	url, err := server(endpoint)
+	server, err := address.Host(endpoint)
 	if err != nil {
 		return nil, fmt.Errorf("cache: %w", err)
 	}
-	if exposed(url) && !o.tokens.Anonymous() {
+	if address.Exposed(endpoint) && !o.tokens.Anonymous() {
 		return nil, fmt.Errorf("cache %q: tokens of Google would be readable on their way: use https://, or anonymous=true where the bucket is public", endpoint)
 	}
-	return &through{o, url}, nil
+	return &through{o, server.String()}, nil
 }

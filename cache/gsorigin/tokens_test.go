@@ -22,6 +22,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/cache/fetch"
 	"github.com/hbmfs/hbmfs/cache/tokens"
+	"github.com/hbmfs/hbmfs/internal/text/address"
 )
 
 // giver stands for what gives out tokens: Google's OAuth server, the token service of workload identity federation, the service that
@@ -435,7 +436,7 @@ func TestTokensGoNowhereElse(t *testing.T) {
 	for endpoint, want := range map[string]bool{
 		"http://10.0.0.1:80": true, "http://gcs:80": true, "http://localhost:80": false, "http://127.0.0.1": false, "http://[::1]:80": false, "https://gcs": false,
 	} {
-		if exposed(endpoint) != want {
+		if address.Exposed(endpoint) != want {
 			t.Errorf("%s: others can read tokens on their way: %v", endpoint, !want)
 		}
 	}

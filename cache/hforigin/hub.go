@@ -26,6 +26,7 @@ import (
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/cache/fetch"
 	"github.com/hbmfs/hbmfs/internal/observe/trace"
+	"github.com/hbmfs/hbmfs/internal/text/address"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -66,9 +67,9 @@ func Open(s Source, opt fetch.Options) *Repo {
 
 // Through returns a getter of the same files that asks a mirror at endpoint, a URL.
 func (o *Repo) Through(endpoint string) (fetch.Getter, error) {
-	u, err := parseEndpoint(endpoint)
+	u, err := address.Server(endpoint)
 	if err != nil {
-		return nil, fmt.Errorf("cache %q: %w: %w", endpoint, err, fs.ErrInvalid)
+		return nil, fmt.Errorf("cache: %w: %w", err, fs.ErrInvalid)
 	}
 	h := &hub{endpoint: u, anonymous: o.anonymous, client: o.client, busy: new(atomic.Int64)}
 	return &through{o, h}, nil

@@ -2,7 +2,6 @@ package hforigin
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"io/fs"
 	"net/url"
@@ -11,6 +10,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/hbmfs/hbmfs/internal/text/address"
 )
 
 // Source says which files of the Hub are meant.
@@ -76,39 +77,19 @@ func Parse(text string) (Source, error) {
 
 // setOptions takes the options of a query, and those of the environment.
 func (s *Source) setOptions(query string) error {
-	options, err := url.ParseQuery(query)
-	if err != nil {
-		return errors.New("its query cannot be read: want KEY=VALUE&KEY=VALUE")
-	}
 	const theHub = "https://huggingface.co"
 	endpoint := cmp.Or(os.Getenv("HF_ENDPOINT"), theHub)
-	for key, values := range options {
-		switch v := values[0]; {
-		case len(values) > 1:
-			return fmt.Errorf("option %s is given twice", key)
-		case key == "endpoint" && v != "":
-			endpoint = v
-		case key == "anonymous" && (v == "true" || v == "false"):
-			s.Anonymous = v == "true"
-		case key == "anonymous":
-			return errors.New("option anonymous: want true or false")
-		default:
-			return fmt.Errorf("option %q has no value, or is unknown: there are endpoint and anonymous", key)
-		}
+	err := address.Options(query, map[string]func(string) error{"endpoint": address.Text(&endpoint), "anonymous": address.Truth(&s.Anonymous)})
+	if err != nil {
+		return err
 	}
-	if s.Endpoint, err = parseEndpoint(endpoint); err == nil && s.Endpoint.String() != theHub {
+	if s.Endpoint, err = address.Server(endpoint); err != nil {
+		return fmt.Errorf("the Hub's %w", err)
+	}
+	if s.Endpoint.String() != theHub {
 		s.options = "?endpoint=" + s.Endpoint.String()
 	}
-	return err
-}
-
-// parseEndpoint reads the URL of a Hub, whose path stands before those of the Hub.
-func parseEndpoint(text string) (*url.URL, error) {
-	u, err := url.Parse(strings.TrimRight(text, "/"))
-	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" || u.User != nil || strings.ContainsAny(text, "?#") {
-		return nil, errors.New("the Hub's endpoint (HF_ENDPOINT): want https://HOST or http://HOST:PORT, and nothing more")
-	}
-	return u, nil
+	return nil
 }
 
 // repository is the name that the Hub's pages and files have before them.

@@ -21,6 +21,7 @@ import (
 	"github.com/hbmfs/hbmfs/cache"
 	"github.com/hbmfs/hbmfs/cache/fetch"
 	"github.com/hbmfs/hbmfs/internal/observe/trace"
+	"github.com/hbmfs/hbmfs/internal/text/address"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -63,13 +64,13 @@ func Open(source string, opt fetch.Options) (*Site, error) {
 
 // Through returns a getter of the same files that asks the server at endpoint, a URL whose path stands before the source's.
 func (o *Site) Through(endpoint string) (fetch.Getter, error) {
-	u, err := url.Parse(endpoint)
-	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" || u.User != nil || strings.ContainsAny(endpoint, "?#") {
-		return nil, fmt.Errorf("cache %q: want http://HOST:PORT or https://HOST: %w", endpoint, fs.ErrInvalid)
+	u, err := address.Server(endpoint)
+	if err != nil {
+		return nil, fmt.Errorf("cache: %w: %w", err, fs.ErrInvalid)
 	}
 	t, base := *o, *o.base
 	base.Scheme, base.Host = u.Scheme, u.Host
-	base.Path, base.RawPath = strings.TrimSuffix(u.Path, "/")+base.Path, ""
+	base.Path, base.RawPath = u.Path+base.Path, ""
 	t.base = &base
 	return &t, nil
 }

@@ -64,7 +64,7 @@ func (o *Artifact) at(s server) *registry {
 func (o *Artifact) Through(endpoint string) (fetch.Getter, error) {
 	s, err := parseServer(endpoint)
 	if err != nil {
-		return nil, fmt.Errorf("cache %q: %w: %w", endpoint, err, fs.ErrInvalid)
+		return nil, fmt.Errorf("cache: %w: %w", err, fs.ErrInvalid)
 	}
 	return &through{o, o.at(s)}, nil
 }

@@ -4,15 +4,14 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"net"
-	"net/netip"
-	"net/url"
 	"regexp"
 	"runtime"
 	"strings"
 
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+
+	"github.com/hbmfs/hbmfs/internal/text/address"
 )
 
 // Source says which artifact is meant.
@@ -63,7 +62,7 @@ func Parse(text string) (Source, error) {
 		s.text = s.text[:i]
 	}
 	s.server = server{s.Reference.Context().Registry, "https"}
-	if loopback(host) {
+	if address.Loopback(host) {
 		s.server.scheme = "http"
 	}
 	if err := s.setOptions(query); err != nil {
@@ -73,40 +72,27 @@ func Parse(text string) (Source, error) {
 }
 
 func (s *Source) setOptions(query string) error {
-	options, err := url.ParseQuery(query)
+	var endpoint, platform string
+	err := address.Options(query, map[string]func(string) error{
+		"endpoint": address.Text(&endpoint), "platform": address.Text(&platform), "anonymous": address.Truth(&s.Anonymous),
+	})
 	if err != nil {
-		return errors.New("its query cannot be read: want KEY=VALUE&KEY=VALUE")
+		return err
 	}
 	var shown []string
-	for _, key := range []string{"platform", "endpoint", "anonymous"} {
-		values, given := options[key]
-		if delete(options, key); !given {
-			continue
+	if platform != "" {
+		p, err := v1.ParsePlatform(platform)
+		if err != nil || p.OS == "" || p.Architecture == "" {
+			return fmt.Errorf("option platform=%q: want OS/ARCHITECTURE such as linux/arm64", platform)
 		}
-		v := values[0]
-		switch {
-		case len(values) > 1:
-			return fmt.Errorf("option %s is given twice", key)
-		case key == "anonymous" && v != "true" && v != "false":
-			return errors.New("option anonymous: want true or false")
-		case key == "anonymous":
-			s.Anonymous = v == "true"
-		case key == "endpoint":
-			if s.server, err = parseServer(v); err != nil {
-				return err
-			}
-			shown = append(shown, "endpoint="+s.server.url())
-		default:
-			p, err := v1.ParsePlatform(v)
-			if err != nil || p.OS == "" || p.Architecture == "" {
-				return fmt.Errorf("option platform=%q: want OS/ARCHITECTURE such as linux/arm64", v)
-			}
-			s.Platform = *p
-			shown = append(shown, "platform="+p.String())
-		}
+		s.Platform = *p
+		shown = append(shown, "platform="+p.String())
 	}
-	for key := range options {
-		return fmt.Errorf("option %q is unknown: there are platform, endpoint and anonymous", key)
+	if endpoint != "" {
+		if s.server, err = parseServer(endpoint); err != nil {
+			return err
+		}
+		shown = append(shown, "endpoint="+s.server.url())
 	}
 	if len(shown) > 0 {
 		s.options = "?" + strings.Join(shown, "&")
@@ -116,12 +102,9 @@ func (s *Source) setOptions(query string) error {
 
 // parseServer reads the URL of a registry.
 func parseServer(text string) (server, error) {
-	u, err := url.Parse(strings.TrimRight(text, "/"))
-	if err == nil && (u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.Path != "" || u.User != nil || strings.ContainsAny(text, "?#")) {
-		err = errors.New("it is another")
-	}
+	u, err := address.Host(text)
 	if err != nil {
-		return server{}, errors.New("the endpoint of a registry: want https://HOST or http://HOST:PORT, and nothing more")
+		return server{}, fmt.Errorf("the registry's %w", err)
 	}
 	registry, err := name.NewRegistry(u.Host)
 	if err != nil {
@@ -133,16 +116,7 @@ func parseServer(text string) (server, error) {
 func (s server) url() string { return s.scheme + "://" + s.registry.RegistryStr() }
 
 // exposed tells whether others could read a login on its way to a server.
-func (s server) exposed() bool { return s.scheme == "http" && !loopback(s.registry.RegistryStr()) }
-
-// loopback tells whether a host is this machine, by its name.
-func loopback(host string) bool {
-	if h, _, err := net.SplitHostPort(host); err == nil {
-		host = h
-	}
-	addr, err := netip.ParseAddr(strings.Trim(host, "[]"))
-	return host == "localhost" || err == nil && addr.IsLoopback()
-}
+func (s server) exposed() bool { return address.Exposed(s.url()) }
 
 // at is the source at a digest, or at the tag that was given where digest is "".
 func (s Source) at(digest string) string {

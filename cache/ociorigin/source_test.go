@@ -34,7 +34,7 @@ func TestSources(t *testing.T) {
 		"oci://user:secret@ghcr.io/org/m:v1":             "docker login",
 		"oci://ghcr.io/org/m@sha512:00":                  "docker login",
 		"oci://ghcr.io/org/m@sha256:00":                  "a tag or a digest",
-		"oci://ghcr.io/m:v1?token=secret":                "there are platform, endpoint and anonymous",
+		"oci://ghcr.io/m:v1?token=secret":                "there are anonymous, endpoint and platform",
 		"oci://ghcr.io/m:v1?endpoint=ftp://x":            "want https://HOST",
 		"oci://ghcr.io/m:v1?endpoint=https://u:secret@h": "want https://HOST",
 		"oci://ghcr.io/m:v1?platform=linux":              "want OS/ARCHITECTURE",

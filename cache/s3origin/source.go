@@ -6,8 +6,9 @@ import (
 	"fmt"
 	"net/url"
 	"os"
-	"slices"
 	"strings"
+
+	"github.com/hbmfs/hbmfs/internal/text/address"
 )
 
 // Source says where the objects are.
@@ -44,36 +45,12 @@ func Parse(text string) (Source, error) {
 	s.Region = cmp.Or(os.Getenv("AWS_REGION"), os.Getenv("AWS_DEFAULT_REGION"))
 	endpoint := cmp.Or(os.Getenv("AWS_ENDPOINT_URL_S3"), os.Getenv("AWS_ENDPOINT_URL"))
 	style, origin := "", ""
-	query, err := url.ParseQuery(u.RawQuery)
-	if err != nil { // Query would leave out options that it cannot read, such as the endpoint
+	err = address.Options(u.RawQuery, map[string]func(string) error{
+		"endpoint": address.Text(&endpoint), "origin": address.Text(&origin), "region": address.Text(&s.Region), "profile": address.Text(&s.Profile),
+		"path_style": address.Text(&style), "anonymous": address.Truth(&s.Anonymous),
+	})
+	if err != nil {
 		return Source{}, fmt.Errorf("source %q: %w", text, err)
-	}
-	for key, values := range query {
-		v := values[0]
-		switch {
-		case len(values) > 1:
-			return Source{}, fmt.Errorf("source %q: option %s is given twice", text, key)
-		case v == "" && slices.Contains([]string{"endpoint", "origin", "region", "profile"}, key): // an unset variable, say
-			return Source{}, fmt.Errorf("source %q: option %s has no value", text, key)
-		}
-		switch key {
-		case "endpoint":
-			endpoint = v
-		case "origin":
-			origin = v
-		case "region":
-			s.Region = v
-		case "profile":
-			s.Profile = v
-		case "path_style":
-			style = v
-		case "anonymous":
-			if s.Anonymous, err = truth(key, v); err != nil {
-				return Source{}, err
-			}
-		default:
-			return Source{}, fmt.Errorf("source %q: unknown option %q: there are endpoint, origin, region, path_style, anonymous and profile", text, key)
-		}
 	}
 	if endpoint, err = s.setCaches(endpoint, origin); err != nil {
 		return Source{}, fmt.Errorf("source %q: %w", text, err)
@@ -82,8 +59,8 @@ func Parse(text string) (Source, error) {
 		return Source{}, err
 	}
 	if style != "" {
-		if s.PathStyle, err = truth("path_style", style); err != nil {
-			return Source{}, err
+		if err := address.Truth(&s.PathStyle)(style); err != nil {
+			return Source{}, fmt.Errorf("option path_style %w", err)
 		}
 	}
 	s.dir = s.Prefix
@@ -132,25 +109,12 @@ func (s *Source) setEndpoint(endpoint string) error {
 	if endpoint == "" {
 		return nil
 	}
-	e, err := url.Parse(endpoint)
-	if err != nil || e.Host == "" || (e.Scheme != "http" && e.Scheme != "https") {
-		return fmt.Errorf("endpoint %q: want http://HOST:PORT or https://HOST", endpoint)
-	}
-	if strings.Trim(e.Path, "/") != "" || e.User != nil || strings.ContainsAny(endpoint, "?#") { // nobody would hear of it
-		return fmt.Errorf("endpoint %q: want http://HOST:PORT or https://HOST, and nothing more", e.Redacted())
+	e, err := address.Host(endpoint)
+	if err != nil {
+		return err
 	}
 	s.Endpoint, s.Secure, s.PathStyle = e.Host, e.Scheme == "https", true
 	return nil
-}
-
-func truth(key, v string) (bool, error) {
-	switch v {
-	case "true", "1", "":
-		return true, nil
-	case "false", "0":
-		return false, nil
-	}
-	return false, fmt.Errorf("%s=%q: want true or false", key, v)
 }
 
 // String is the source as status shows it, and its name in a cache: the place, without the credentials. A slash at the

@@ -232,50 +232,37 @@ func (v *Volume) mknod(in *node, name string, req *fuse.MknodIn) (*node, *unix.S
 		v.refuse("a special file in %s: a checkpoint has regular files alone, no devices, pipes and sockets", in.draft.shown)
 		return nil, nil, unix.EPERM
 	}
-	at, end, err := in.inDir(name)
-	if err != nil {
-		return nil, nil, err
-	}
-	defer end()
-	if err := in.takesNew(name, false); err != nil {
-		return nil, nil, err
-	}
-	in.draft.names.RLock()
-	defer in.draft.names.RUnlock()
-	err = asCaller(&req.InHeader, func() error {
-		if err := unix.Mknodat(at, name, unix.S_IFREG|req.Mode&0o7777, 0); err != nil {
-			return err
-		}
-		return v.unmask(at, name, req.Mode)
+	return v.make(in, name, &req.InHeader, req.Mode, false, func(at int) error {
+		return unix.Mknodat(at, name, unix.S_IFREG|req.Mode&0o7777, 0)
 	})
-	if again, _ := handover.Resent(req.Unique); again && errors.Is(err, unix.EEXIST) {
-		err = nil
-	}
-	if err != nil {
-		return nil, nil, err
-	}
-	return v.foundAt(in, at, name)
 }
 
 // mkdir makes a directory in a draft.
 func (v *Volume) mkdir(in *node, name string, req *fuse.MkdirIn) (*node, *unix.Statx_t, error) {
+	return v.make(in, name, &req.InHeader, req.Mode, true, func(at int) error {
+		return unix.Mkdirat(at, name, req.Mode&0o7777)
+	})
+}
+
+// make has call make a name in a directory, which is open as at, with the caller's rights.
+func (v *Volume) make(in *node, name string, h *fuse.InHeader, mode uint32, isDir bool, call func(at int) error) (*node, *unix.Statx_t, error) {
 	at, end, err := in.inDir(name)
 	if err != nil {
 		return nil, nil, err
 	}
 	defer end()
-	if err := in.takesNew(name, true); err != nil {
+	if err := in.takesNew(name, isDir); err != nil {
 		return nil, nil, err
 	}
 	in.draft.names.RLock()
 	defer in.draft.names.RUnlock()
-	err = asCaller(&req.InHeader, func() error {
-		if err := unix.Mkdirat(at, name, req.Mode&0o7777); err != nil {
+	err = asCaller(h, func() error {
+		if err := call(at); err != nil {
 			return err
 		}
-		return v.unmask(at, name, req.Mode)
+		return v.unmask(at, name, mode)
 	})
-	if again, _ := handover.Resent(req.Unique); again && errors.Is(err, unix.EEXIST) {
+	if again, _ := handover.Resent(h.Unique); again && errors.Is(err, unix.EEXIST) {
 		err = nil
 	}
 	if err != nil {

@@ -193,7 +193,7 @@ func TestMountOfWhatIsNotThere(t *testing.T) {
 		"http://127.0.0.1:1/pile/":                "the origin cannot be reached",
 		"http://hbmfs.invalid/pile/":              "the origin cannot be reached", // a name that nobody may have
 		sitetest.S3Source(p, "no-such-bucket"):    "there is no bucket",
-		"s3://bucket?endpoint=nowhere":            "want http://HOST:PORT",
+		"s3://bucket?endpoint=nowhere":            "or http://HOST:PORT, and nothing more",
 		"ftp://host/pile":                         "there are s3://",
 		"s3://key:secret@bucket":                  "credentials do not belong in a source",
 	} {
