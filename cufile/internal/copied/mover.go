@@ -35,12 +35,16 @@ type Mover struct {
 	full  bool // none is mapped until others are unmapped
 }
 
-// New makes a Mover.
-func New() *Mover {
-	const most = 8
-	threads := min(most, runtime.NumCPU()/2) // as a rule two requests are under way
+// MostThreads is how many threads copy rows of a request where the CPUs have nothing else to do. As a rule two requests are under way.
+func MostThreads() int { return min(8, runtime.NumCPU()/2) }
+
+// New makes a Mover whose requests use so many threads at most.
+func New(threads int) *Mover {
 	return &Mover{pid: os.Getpid(), off: !copies(), threads: int64(threads), generation: 1, files: map[*source.Backing][]byte{}}
 }
+
+// Copies says whether the kernel copies memory of this process for it.
+func (m *Mover) Copies() bool { return !m.off }
 
 // copies says whether the kernel copies memory of this process for it: a sandbox may be against that.
 func copies() bool {
