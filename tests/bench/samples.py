@@ -23,6 +23,7 @@ import argparse
 import functools
 import io
 import json
+import multiprocessing.util
 import os
 import resource
 import statistics
@@ -320,6 +321,8 @@ def main():
     parser.add_argument("--json")
     options = parser.parse_args()
     work, turns = tempfile.mkdtemp(dir=options.dir), {}
+    # After multiprocessing's own finalizers, which remove what is below.
+    multiprocessing.util.Finalize(None, subprocess.run, (["rm", "-rf", work],), {"check": False}, exitpriority=-1000)
     kinds, on_cpu = ("image",) if options.decode else ("jpg", "latent"), options.device == "cpu"
     os.environ["TMPDIR"] = tempfile.tempdir = f"{work}/temporary"  # where others leave files
     os.mkdir(tempfile.tempdir)
@@ -356,7 +359,6 @@ def main():
         turns.clear()
         if os.path.ismount(mount):
             subprocess.run([options.hbmfs, "umount", "--lazy", mount], check=False, stdout=subprocess.DEVNULL)
-        subprocess.run(["rm", "-rf", work], check=False)
 
 
 if __name__ == "__main__":
