@@ -7,6 +7,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -48,7 +49,7 @@ func TestPinnedMemory(t *testing.T) {
 			r := newReader(t, o)
 			r.sharing = nil
 			if strings.HasPrefix(name, "shared") {
-				r.sharing = &sharing{threads: copied.New(2), least: 1}
+				r.sharing = &sharing{threads: copied.NewBounded(2), least: 1}
 			}
 			first, firstData := randomFile(t, 1<<20+77, 61)
 			second, secondData := randomFile(t, 1<<20, 62)
@@ -164,7 +165,7 @@ func shareSeen(t *testing.T, r *Reader, f *File) {
 	r.sharing = nil
 	_, err := f.GatherInto(t.Context(), Target{Memory: newPinned(t, r, f.Size(), 0).Memory}, []int64{0}, f.Size())
 	must(t, err)
-	r.sharing = &sharing{threads: copied.New(2), least: 1, cpu: rate{bytes: 1}, gpu: rate{bytes: 1}}
+	r.sharing = &sharing{threads: copied.NewBounded(2), least: 1, cpu: rate{1, 1, time.Time{}}, gpu: rate{1, 1, time.Time{}}}
 }
 
 // TestSharedPinnedMemorySaysHow counts what threads and the GPU have moved. A file that was cut in the threads' share is an error at once.
@@ -200,25 +201,32 @@ func TestSharedPinnedMemorySaysHow(t *testing.T) {
 	})
 }
 
-// TestShare follows the rates of both halves. Threads whose CPUs are busy rest.
+// TestShare follows the rates of both halves, also where the ends of two requests are seen at once. Threads whose CPUs are busy rest.
 func TestShare(t *testing.T) {
-	h := &sharing{least: 100}
-	if small, first := h.share(99), h.share(100); small != 0 || first != firstShare {
-		t.Errorf("%v and %v", small, first)
+	h := &sharing{}
+	if first := h.share(); first != firstShare {
+		t.Errorf("first %v", first)
 	}
 	for _, c := range []struct{ cpu, gpu, want float64 }{{1, 3, 0.25}, {3, 1, mostShare}, {1, 100, 0}} {
-		h.cpu.bytes, h.gpu.bytes = c.cpu, c.gpu
-		if got := h.share(100); got != c.want {
+		h.cpu, h.gpu = rate{bytes: c.cpu, seconds: 1}, rate{bytes: 2 * c.gpu, seconds: 2}
+		if got := h.share(); got != c.want {
 			t.Errorf("%+v: %v", c, got)
 		}
 	}
 	for range restShared {
-		if got := h.share(100); got != 0 {
+		if got := h.share(); got != 0 {
 			t.Fatalf("threads do not rest: %v", got)
 		}
 	}
-	if got := h.share(100); got != firstShare {
+	if got := h.share(); got != firstShare {
 		t.Errorf("after the rest: %v", got)
+	}
+	var r rate
+	for began := time.Now().Add(-time.Second); r.bytes < 2; {
+		r.moved(1, began)
+	}
+	if r.seconds < 0.9 || r.seconds > 100 {
+		t.Errorf("two requests that ended at once: %+v", r)
 	}
 	for _, c := range []struct{ cpus, readers, want int }{{2, 1, 0}, {4, 1, 1}, {16, 1, 4}, {64, 1, 4}, {16, 2, 2}, {16, 8, 0}} {
 		if got := sharingThreads(c.cpus, c.readers); got != c.want {

@@ -34,13 +34,14 @@ type scattering struct {
 	also   *sequences.Writing     // nil: nothing is said of tokens
 	many   bool                   // there are manySpans, or more
 
-	to     crew.Destination
-	parts  []part
-	rows   []source.Rows  // of parts
-	shared []source.Rows  // of parts, those that threads copy beside the GPU; nil: none are
-	table  *mapped.Table  // of the rows, where they are many
-	beside chan outcome   // of rows that are moved beside those that the GPU sees; nil: none are
-	room   *[]source.Span // memory of the parts' spans, which is used again; may be nil
+	to      crew.Destination
+	parts   []part
+	rows    []source.Rows  // of parts
+	shared  []source.Rows  // of parts, those that threads copy beside the GPU; nil: none are
+	sharing *sharing       // measures the request; may be nil
+	table   *mapped.Table  // of the rows, where they are many
+	beside  chan outcome   // of rows that are moved beside those that the GPU sees; nil: none are
+	room    *[]source.Span // memory of the parts' spans, which is used again; may be nil
 }
 
 // outcome is how moving spans went.

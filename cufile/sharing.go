@@ -14,8 +14,7 @@ import (
 // GPU copies 0.7 of what it reads into HBM. On an H100 with 16 CPUs the gather kernel alone wrote 36 GB/s, and 44, 49 and 51 with 2, 3 and 4 threads beside it.
 type sharing struct {
 	threads *copied.Mover
-	least   int64      // bytes of a request that is shared
-	turn    sync.Mutex // held while threads copy: those of two requests would be twice as many
+	least   int64 // bytes of a request that is shared
 
 	mu   sync.Mutex // guards the fields below
 	gpu  rate
@@ -41,50 +40,43 @@ func newSharing(threads int) *sharing {
 	if threads == 0 {
 		return nil
 	}
-	if m := copied.New(threads); m.Copies() {
+	if m := copied.NewBounded(threads); m.Copies() {
 		return &sharing{threads: m, least: leastShared}
 	}
 	return nil
 }
 
-// rate is how fast one half has moved bytes lately.
+// rate is how fast one half has moved bytes in its last requests.
 type rate struct {
-	bytes float64 // a second; 0 if unknown
-	ended time.Time
+	bytes, seconds float64
+	ended          time.Time
 }
 
+// moved counts n bytes that were begun at a time. Requests are moved one after the other, and two may be seen to have ended at once.
 func (r *rate) moved(n int64, began time.Time) {
+	const kept = 31.0 / 32
 	now := time.Now()
-	if began.IsZero() || n == 0 {
-		return
-	}
-	if began.Before(r.ended) { // the request before was under way
+	if began.Before(r.ended) {
 		began = r.ended
 	}
-	r.ended = now
-	last := float64(n) / max(now.Sub(began), time.Microsecond).Seconds()
-	if r.bytes == 0 {
-		r.bytes = last
-	}
-	r.bytes += (last - r.bytes) / 8
+	r.bytes, r.seconds, r.ended = kept*r.bytes+float64(n), kept*r.seconds+now.Sub(began).Seconds(), now
 }
 
-// share is the part of n bytes with which threads end when the GPU does.
-func (h *sharing) share(n int64) float64 {
+// share is the part of a request's bytes with which threads end when the GPU does.
+func (h *sharing) share() float64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	switch {
-	case n < h.least:
-		return 0
 	case h.rest > 0:
 		h.rest--
 		return 0
 	case h.gpu.bytes == 0 || h.cpu.bytes == 0:
 		return firstShare
 	}
-	share := h.cpu.bytes / (h.cpu.bytes + h.gpu.bytes)
+	gpu, cpu := h.gpu.bytes*h.cpu.seconds, h.cpu.bytes*h.gpu.seconds
+	share := cpu / (cpu + gpu)
 	if share < leastShare {
-		h.rest, h.cpu.bytes = restShared, 0
+		h.rest, h.cpu = restShared, rate{}
 		return 0
 	}
 	return min(share, mostShare)
@@ -92,16 +84,12 @@ func (h *sharing) share(n int64) float64 {
 
 // divide gives threads the first rows of each part.
 func (s *scattering) divide() {
-	h, n := s.r.sharing, int64(0)
-	if h == nil || s.to.Host == nil || s.to.HBM == 0 {
+	h := s.r.sharing
+	if h == nil || s.to.Host == nil || s.to.HBM == 0 || bytesOf(s.rows) < h.least {
 		return
 	}
-	for i := range s.rows {
-		if s.rows[i].Of != nil {
-			n += sizeOf(s.rows[i].Spans)
-		}
-	}
-	share := h.share(n)
+	s.sharing = h
+	share := h.share()
 	if share == 0 {
 		return
 	}
@@ -120,30 +108,32 @@ func (s *scattering) divide() {
 	}
 }
 
-// copyShared starts the threads' share as a part of the worker's job. It gives a function to be called once the GPU has written the rest.
+// copyShared starts the threads' share as a part of the worker's job. It gives a function to be called once the GPU has written the rest. Both halves
+// begin when the caller's stream is ready.
 func (s *scattering) copyShared(ctx context.Context, w *crew.Worker) (written func()) {
-	if s.shared == nil {
+	h := s.sharing
+	if h == nil {
 		return nil
 	}
-	h, began := s.r.sharing, time.Time{} // when the caller's stream was ready; guarded by h.mu
-	s.r.mapped.Beside(w, s.shared, func(f *source.Finder) error {
-		if err := s.r.device.Await(s.to.After); err != nil {
-			return err
-		}
-		h.mu.Lock()
-		began = time.Now()
-		h.mu.Unlock()
-		h.turn.Lock()
-		defer h.turn.Unlock()
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		h.threads.MoveFound(s.to.Host, nil, f)
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		h.cpu.moved(bytesOf(s.shared), began)
-		return nil
-	})
+	began := time.Now() // guarded by h.mu
+	if s.shared != nil {
+		s.r.mapped.Beside(w, s.shared, func(f *source.Finder) error {
+			if err := s.r.device.Await(s.to.After); err != nil {
+				return err
+			}
+			h.mu.Lock()
+			began = time.Now()
+			h.mu.Unlock()
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			h.threads.MoveFound(s.to.Host, nil, f)
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			h.cpu.moved(bytesOf(s.shared), began)
+			return nil
+		})
+	}
 	return func() {
 		h.mu.Lock()
 		defer h.mu.Unlock()

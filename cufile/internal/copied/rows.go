@@ -100,6 +100,10 @@ func (m *Mover) moveAll(p *plan, to []byte, write Writer, list []piece) (cold in
 
 // copyAll copies a list, and gives how many pages had to come from the disk.
 func (m *Mover) copyAll(p *plan, to []byte, write Writer, list []piece) (cold int64) {
+	if m.working != nil {
+		m.working <- true
+		defer func() { <-m.working }()
+	}
 	runtime.LockOSThread() // whose faults are counted
 	defer runtime.UnlockOSThread()
 	before := majorFaults()
