@@ -28,14 +28,6 @@ func (d *Destination) Element() int64 {
 // LaunchBytes is the most of an entry of a kernel's table, so that no warp works long after the others.
 const LaunchBytes = 32 << 10
 
-// LaunchBytes is the most of an entry of a table for this destination. Few warps write to memory of the host, so that each has many entries.
-func (d *Destination) LaunchBytes() int64 {
-	if d.Host != nil {
-		return LaunchBytes / 4
-	}
-	return LaunchBytes
-}
-
 // Piece is the entry of a kernel's table for n bytes that the GPU reads from an address on and that go to a place. With a form they are whole elements of one row.
 func (d *Destination) Piece(from driver.Pointer, place, n int64) driver.Piece {
 	if d.Form == nil {

@@ -120,7 +120,7 @@ func (c *pieces) write(memory []byte) (count int) {
 		}
 		n = min(n, p.N, left)
 		if c.kernel {
-			n = min(n, c.to.LaunchBytes())
+			n = min(n, crew.LaunchBytes)
 			table[count] = c.to.Piece(from, p.To, n)
 		} else {
 			c.copies.Add(c.to.HBM+driver.Pointer(p.To), from, n)

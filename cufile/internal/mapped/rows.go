@@ -31,7 +31,7 @@ func (m *Mover) Find(to *crew.Destination, rows []source.Rows) *Table {
 
 func (m *Mover) finder(to *crew.Destination, rows []source.Rows) *source.Finder {
 	return &source.Finder{
-		Rows: rows, Element: to.Element(), Most: to.LaunchBytes(), Generation: m.windows.generation.Load(), Round: m.windows.round.Load(),
+		Rows: rows, Element: to.Element(), Most: crew.LaunchBytes, Generation: m.windows.generation.Load(), Round: m.windows.round.Load(),
 	}
 }
 
