@@ -159,13 +159,18 @@ func TestPinnedMemoryWaitsForTheCallersStream(t *testing.T) {
 	}
 }
 
-// shareSeen registers a file with the GPU, and has two threads share the requests that follow: half of their bytes.
+// shareSeen registers a file with the GPU, and has two threads share the requests that follow.
 func shareSeen(t *testing.T, r *Reader, f *File) {
 	t.Helper()
 	r.sharing = nil
 	_, err := f.GatherInto(t.Context(), Target{Memory: newPinned(t, r, f.Size(), 0).Memory}, []int64{0}, f.Size())
 	must(t, err)
-	r.sharing = &sharing{copied: copied.NewBounded(2), threads: 2, least: 1, cpu: rate{1, 1, time.Time{}}, gpu: rate{1, 1, time.Time{}}}
+	r.sharing = evenly()
+}
+
+// evenly is half and half, for the first request.
+func evenly() *sharing {
+	return &sharing{copied: copied.NewBounded(2), threads: 2, least: 1, cpu: rate{1, 1, time.Time{}}, gpu: rate{1, 1, time.Time{}}}
 }
 
 // TestSharedPinnedMemorySaysHow counts what threads and the GPU have moved. A file that was cut in the threads' share is an error at once.
@@ -192,6 +197,7 @@ func TestSharedPinnedMemorySaysHow(t *testing.T) {
 	}
 	m.holds(t, want, true)
 	must(t, os.Truncate(name, 1<<19))
+	r.sharing = evenly() // the fake GPU would end the process with SIGBUS for rows that are gone
 	if _, err := f.GatherInto(t.Context(), Target{Memory: m.Memory}, offsets, 5000); !errors.Is(err, ErrShort) {
 		t.Errorf("%v", err)
 	}
@@ -199,6 +205,29 @@ func TestSharedPinnedMemorySaysHow(t *testing.T) {
 		_, err := f.GatherInto(t.Context(), Target{Memory: m.Memory}, []int64{13}, 1)
 		return err != nil
 	})
+}
+
+// TestSharedPinnedMemoryFails where the GPU's half does, once nothing is under way, and counts nothing.
+func TestSharedPinnedMemoryFails(t *testing.T) {
+	t.Setenv("FAKE_CUDA_DELAY_US", "20000")
+	name, _ := randomFile(t, 200_000, 68)
+	o := smallOptions(fakeLibraries(t), Auto)
+	o.Reuse = true
+	r := newReader(t, o)
+	f := openFileIn(t, r, name)
+	m := newPinned(t, r, f.Size(), 0)
+	shareSeen(t, r, f)
+	before := f.Moved()
+	ask(t, o.Libraries.CUDA, "fake_cuda_no_record")
+	if _, err := f.GatherInto(t.Context(), Target{Memory: m.Memory}, []int64{0, f.Size() / 2}, f.Size()/2); err == nil || f.Moved() != before {
+		t.Errorf("%v, and %+v moved", err, f.Moved())
+	}
+	if n := ask(t, o.Libraries.CUDA, "fake_cuda_pending"); n != 0 {
+		t.Errorf("it ended while %d steps were under way", n)
+	}
+	if r.sharing.cpu.ended.IsZero() {
+		t.Error("threads copied nothing")
+	}
 }
 
 // TestShare follows the rates of both halves, also where the ends of two requests are seen at once. Threads whose CPUs are busy rest.
