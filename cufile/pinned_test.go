@@ -49,7 +49,7 @@ func TestPinnedMemory(t *testing.T) {
 			r := newReader(t, o)
 			r.sharing = nil
 			if strings.HasPrefix(name, "shared") {
-				r.sharing = &sharing{copied: copied.NewBounded(2), threads: 2, least: 1}
+				r.sharing = &sharing{threads: copied.NewBounded(2), least: 1}
 			}
 			first, firstData := randomFile(t, 1<<20+77, 61)
 			second, secondData := randomFile(t, 1<<20, 62)
@@ -170,7 +170,7 @@ func shareSeen(t *testing.T, r *Reader, f *File) {
 
 // evenly is half and half, for the first request.
 func evenly() *sharing {
-	return &sharing{copied: copied.NewBounded(2), threads: 2, least: 1, cpu: rate{1, 1, time.Time{}}, gpu: rate{1, 1, time.Time{}}}
+	return &sharing{threads: copied.NewBounded(2), least: 1, cpu: rate{1, 1, time.Time{}}, gpu: rate{1, 1, time.Time{}}}
 }
 
 // TestSharedPinnedMemorySaysHow counts what threads and the GPU have moved. A file that was cut in the threads' share is an error at once.
@@ -232,11 +232,11 @@ func TestSharedPinnedMemoryFails(t *testing.T) {
 
 // TestShare follows the rates of both halves, also where the ends of two requests are seen at once. Threads whose CPUs are busy rest.
 func TestShare(t *testing.T) {
-	h := &sharing{threads: 4}
+	h := &sharing{}
 	if first := h.share(); first != firstShare {
 		t.Errorf("first %v", first)
 	}
-	for _, c := range []struct{ cpu, gpu, want float64 }{{1, 3, 0.25}, {3, 1, mostShare}, {1, 8, 0}} {
+	for _, c := range []struct{ cpu, gpu, want float64 }{{1, 3, 0.25}, {3, 1, mostShare}, {1, 40, 0}} {
 		h.cpu, h.gpu = rate{bytes: c.cpu, seconds: 1}, rate{bytes: 2 * c.gpu, seconds: 2}
 		if got := h.share(); got != c.want {
 			t.Errorf("%+v: %v", c, got)

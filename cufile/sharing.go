@@ -13,8 +13,7 @@ import (
 // sharing has threads copy a share of large requests whose bytes the GPU writes to memory of the host. The link carries both directions there, so that the
 // GPU alone moves 0.7 of what it reads into HBM. On an H100 with 16 CPUs the gather kernel and 0, 2, 3 and 4 threads moved 37, 44, 49 and 51 GB/s.
 type sharing struct {
-	copied  *copied.Mover
-	threads int
+	threads *copied.Mover
 	least   int64 // bytes of a request that is shared
 
 	mu   sync.Mutex // guards the fields below
@@ -27,13 +26,10 @@ const (
 	mostSharing = 4       // threads
 	leastShared = 4 << 20 // bytes of a request
 
-	firstShare = 1.0 / 8 // of a request's bytes, before the rates are known
+	firstShare = 1.0 / 8  // of a request's bytes, before the rates are known
+	leastShare = 1.0 / 32 // a smaller one is not worth the CPU time: others use the CPUs then
 	mostShare  = 1.0 / 2
-
-	// Threads whose share is smaller, for each of them, have busy CPUs, and rest for so many requests. On idle CPUs it is at least twice that. With 16 CPUs that
-	// others used, four threads on an H100 made requests slower by 3 and 5 %.
-	leastShare = 1.0 / 32
-	restShared = 256
+	restShared = 256 // requests until threads of busy CPUs are tried again
 )
 
 // sharingThreads is at most a quarter of the CPUs, which users need for decoders, divided by the readers of the host.
@@ -45,7 +41,7 @@ func newSharing(threads int) *sharing {
 		return nil
 	}
 	if m := copied.NewBounded(threads); m.Copies() {
-		return &sharing{copied: m, threads: threads, least: leastShared}
+		return &sharing{threads: m, least: leastShared}
 	}
 	return nil
 }
@@ -79,7 +75,7 @@ func (h *sharing) share() float64 {
 	}
 	gpu, cpu := h.gpu.bytes*h.cpu.seconds, h.cpu.bytes*h.gpu.seconds
 	share := cpu / (cpu + gpu)
-	if share < leastShare*float64(h.threads) {
+	if share < leastShare {
 		h.rest, h.cpu = restShared, rate{}
 		return 0
 	}
@@ -131,7 +127,7 @@ func (s *scattering) copyShared(ctx context.Context, w *crew.Worker) (written fu
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			h.copied.MoveFound(s.to.Host, nil, f)
+			h.threads.MoveFound(s.to.Host, nil, f)
 			h.mu.Lock()
 			defer h.mu.Unlock()
 			h.cpu.moved(bytesOf(s.shared), began)
