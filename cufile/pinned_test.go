@@ -7,11 +7,13 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/cufile/fakegpu"
+	"github.com/hbmfs/hbmfs/cufile/internal/copied"
 	"github.com/hbmfs/hbmfs/cufile/internal/driver"
 )
 
@@ -36,6 +38,8 @@ func TestPinnedMemory(t *testing.T) {
 	for name, change := range map[string]func(o *Options){
 		"auto, again and again": func(o *Options) { o.Reuse, o.Pinned = true, 8<<20 },
 		"auto, and little room": func(o *Options) { o.Reuse = true },
+		"shared":                func(o *Options) { o.Reuse, o.Pinned = true, 8<<20 },
+		"shared, little room":   func(o *Options) { o.Reuse = true },
 		"auto, once":            func(o *Options) { o.Readers = 1 },
 		"mapped":                func(o *Options) { o.Path = Mapped },
 	} {
@@ -43,6 +47,10 @@ func TestPinnedMemory(t *testing.T) {
 			o := smallOptions(fakeLibraries(t), Auto)
 			change(&o)
 			r := newReader(t, o)
+			r.sharing = nil
+			if strings.HasPrefix(name, "shared") {
+				r.sharing = &sharing{threads: copied.NewBounded(2), least: 1}
+			}
 			first, firstData := randomFile(t, 1<<20+77, 61)
 			second, secondData := randomFile(t, 1<<20, 62)
 			files, datas := []*File{openFileIn(t, r, first), openFileIn(t, r, second)}, [][]byte{firstData, secondData}
@@ -67,7 +75,7 @@ func TestPinnedMemory(t *testing.T) {
 				}
 				total.Add(result.Moved)
 			}
-			if r.Moved() != total || total.Mapped == 0 && name != "auto, once" {
+			if r.Moved() != total || total.Mapped == 0 && name != "auto, once" || total.Host == 0 && name == "shared" {
 				t.Errorf("moved %+v, and the reader counts %+v", total, r.Moved())
 			}
 			if n := ask(t, o.Libraries.CUDA, "fake_cuda_hbm"); n != 0 {
@@ -124,24 +132,135 @@ func TestPinnedMemoryWithoutKernels(t *testing.T) {
 
 // TestPinnedMemoryWaitsForTheCallersStream, both the GPU and the threads.
 func TestPinnedMemoryWaitsForTheCallersStream(t *testing.T) {
-	for _, reuse := range []bool{false, true} {
+	for _, by := range []string{"threads", "the GPU", "both"} {
 		name, data := randomFile(t, 200_000, 65)
 		o := smallOptions(fakeLibraries(t), Auto)
-		o.Reuse = reuse
-		if !reuse {
+		o.Reuse = by != "threads"
+		if by == "threads" {
 			o.Pinned = 2 * o.Window
 		}
 		r := newReader(t, o)
 		f := openFileIn(t, r, name)
 		m, stream := newPinned(t, r, f.Size(), 0), uintptr(0)
+		if by == "both" {
+			shareSeen(t, r, f)
+		}
 		ask(t, o.Libraries.CUDA, "fake_cuda_hold")
-		q, err := f.BeginGather(t.Context(), Target{Memory: m.Memory, Stream: &stream}, []int64{0}, f.Size())
+		q, err := f.BeginGather(t.Context(), Target{Memory: m.Memory, Stream: &stream}, []int64{0, f.Size() / 2}, f.Size()/2)
 		must(t, err)
 		m.holds(t, nil, true) // the caller's stream may still use it
 		ask(t, o.Libraries.CUDA, "fake_cuda_go_on")
-		_, err = q.Result()
+		result, err := q.Result()
 		must(t, err)
 		m.holds(t, data, true)
+		if by == "both" && (result.Moved != Moved{Mapped: f.Size() / 2, Host: f.Size() / 2}) {
+			t.Errorf("%+v", result)
+		}
+	}
+}
+
+// shareSeen registers a file with the GPU, and has two threads share the requests that follow.
+func shareSeen(t *testing.T, r *Reader, f *File) {
+	t.Helper()
+	r.sharing = nil
+	_, err := f.GatherInto(t.Context(), Target{Memory: newPinned(t, r, f.Size(), 0).Memory}, []int64{0}, f.Size())
+	must(t, err)
+	r.sharing = evenly()
+}
+
+// evenly is half and half, for the first request.
+func evenly() *sharing {
+	return &sharing{threads: copied.NewBounded(2), least: 1, cpu: rate{1, 1, time.Time{}}, gpu: rate{1, 1, time.Time{}}}
+}
+
+// TestSharedPinnedMemorySaysHow counts what threads and the GPU have moved. A file that was cut in the threads' share is an error at once.
+func TestSharedPinnedMemorySaysHow(t *testing.T) {
+	name, data := randomFile(t, 1<<20, 67)
+	o := smallOptions(fakeLibraries(t), Auto)
+	o.Reuse, o.Pinned = true, 8<<20
+	r := newReader(t, o)
+	f := openFileIn(t, r, name)
+	shareSeen(t, r, f)
+	before, m := r.Moved(), newPinned(t, r, 4*5000, 3)
+	offsets, want := []int64{1_000_001, 900_000, 13, 70_000}, []byte(nil)
+	for _, at := range offsets {
+		want = append(want, data[at:][:5000]...)
+	}
+	result, err := f.GatherInto(t.Context(), Target{Memory: m.Memory}, offsets, 5000)
+	must(t, err)
+	if (result.Moved != Moved{Mapped: 10_000, Host: 10_000}) || result.Choice != (Choice{Mapped, seenWhy + toHost}) {
+		t.Errorf("%+v", result)
+	}
+	before.Add(result.Moved)
+	if r.Moved() != before || r.sharing.cpu.ended.IsZero() || r.sharing.gpu.ended.IsZero() {
+		t.Errorf("the reader counts %+v, want %+v: %+v", r.Moved(), before, r.sharing)
+	}
+	m.holds(t, want, true)
+	must(t, os.Truncate(name, 1<<19))
+	r.sharing = evenly() // the fake GPU would end the process with SIGBUS for rows that are gone
+	if _, err := f.GatherInto(t.Context(), Target{Memory: m.Memory}, offsets, 5000); !errors.Is(err, ErrShort) {
+		t.Errorf("%v", err)
+	}
+	until(t, "the reader's watch has seen it", func() bool {
+		_, err := f.GatherInto(t.Context(), Target{Memory: m.Memory}, []int64{13}, 1)
+		return err != nil
+	})
+}
+
+// TestSharedPinnedMemoryFails where the GPU's half does, once nothing is under way, and counts nothing.
+func TestSharedPinnedMemoryFails(t *testing.T) {
+	t.Setenv("FAKE_CUDA_DELAY_US", "20000")
+	name, _ := randomFile(t, 200_000, 68)
+	o := smallOptions(fakeLibraries(t), Auto)
+	o.Reuse = true
+	r := newReader(t, o)
+	f := openFileIn(t, r, name)
+	m := newPinned(t, r, f.Size(), 0)
+	shareSeen(t, r, f)
+	before := f.Moved()
+	ask(t, o.Libraries.CUDA, "fake_cuda_no_record")
+	if _, err := f.GatherInto(t.Context(), Target{Memory: m.Memory}, []int64{0, f.Size() / 2}, f.Size()/2); err == nil || f.Moved() != before {
+		t.Errorf("%v, and %+v moved", err, f.Moved())
+	}
+	if n := ask(t, o.Libraries.CUDA, "fake_cuda_pending"); n != 0 {
+		t.Errorf("it ended while %d steps were under way", n)
+	}
+	if r.sharing.cpu.ended.IsZero() {
+		t.Error("threads copied nothing")
+	}
+}
+
+// TestShare follows the rates of both halves, also where the ends of two requests are seen at once. Threads whose CPUs are busy rest.
+func TestShare(t *testing.T) {
+	h := &sharing{}
+	if first := h.share(); first != firstShare {
+		t.Errorf("first %v", first)
+	}
+	for _, c := range []struct{ cpu, gpu, want float64 }{{1, 3, 0.25}, {3, 1, mostShare}, {1, 40, 0}} {
+		h.cpu, h.gpu = rate{bytes: c.cpu, seconds: 1}, rate{bytes: 2 * c.gpu, seconds: 2}
+		if got := h.share(); got != c.want {
+			t.Errorf("%+v: %v", c, got)
+		}
+	}
+	for range restShared {
+		if got := h.share(); got != 0 {
+			t.Fatalf("threads do not rest: %v", got)
+		}
+	}
+	if got := h.share(); got != firstShare {
+		t.Errorf("after the rest: %v", got)
+	}
+	var r rate
+	for began := time.Now().Add(-time.Second); r.bytes < 2; {
+		r.moved(1, began)
+	}
+	if r.seconds < 0.9 || r.seconds > 100 {
+		t.Errorf("two requests that ended at once: %+v", r)
+	}
+	for _, c := range []struct{ cpus, readers, want int }{{2, 1, 0}, {4, 1, 1}, {16, 1, 4}, {64, 1, 4}, {16, 2, 2}, {16, 8, 0}} {
+		if got := sharingThreads(c.cpus, c.readers); got != c.want {
+			t.Errorf("%+v: %d", c, got)
+		}
 	}
 }
 

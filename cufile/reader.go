@@ -142,6 +142,7 @@ type Reader struct {
 	staged      *staged.Mover
 	mapped      *mapped.Mover // nil for the host
 	copied      *copied.Mover // nil for a GPU
+	sharing     *sharing      // nil for the host, and where threads do not copy beside the GPU
 	direct      *direct.Mover // nil for the host
 	sequences   *sequences.Writer
 	proofs      *direct.Proofs
@@ -206,7 +207,7 @@ func (r *Reader) startHost(ctx context.Context) (err error) {
 	if r.crew, err = crew.New(crew.Options{Threads: r.opt.Threads}); err != nil {
 		return err
 	}
-	r.copied = copied.New()
+	r.copied = copied.New(copied.MostThreads())
 	return r.startOnCrew(ctx)
 }
 
@@ -222,6 +223,9 @@ func (r *Reader) startGPU(ctx context.Context) error {
 	r.crew, err = crew.New(crew.Options{CUDA: d.CUDA, Context: d.Context, Threads: r.opt.Threads, SlotSize: r.opt.Slot, Kernels: &d.Kernels, Near: driver.NearCPUs(d.GPU.NUMA)})
 	if err != nil {
 		return fmt.Errorf("pin %d bytes of host memory for each of %d threads of %s: %w", crew.SlotsPerWorker*r.opt.Slot, r.opt.Threads, d.GPU.Name, err)
+	}
+	if r.opt.Path == Auto {
+		r.sharing = newSharing(min(sharingThreads(runtime.GOMAXPROCS(0), r.opt.Readers), r.opt.Threads)) // GOMAXPROCS follows the limit of a control group
 	}
 	r.direct = direct.New(direct.Options{Crew: r.crew, Threads: r.opt.Threads, Library: r.opt.Libraries.CuFile, Compat: r.opt.Path == Compat})
 	if err := ctx.Err(); err != nil {

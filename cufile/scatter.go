@@ -34,12 +34,14 @@ type scattering struct {
 	also   *sequences.Writing     // nil: nothing is said of tokens
 	many   bool                   // there are manySpans, or more
 
-	to     crew.Destination
-	parts  []part
-	rows   []source.Rows  // of parts
-	table  *mapped.Table  // of the rows, where they are many
-	beside chan outcome   // of rows that are moved beside those that the GPU sees; nil: none are
-	room   *[]source.Span // memory of the parts' spans, which is used again; may be nil
+	to      crew.Destination
+	parts   []part
+	rows    []source.Rows  // of parts
+	shared  []source.Rows  // of parts, those that threads copy beside the GPU; nil: none are
+	sharing *sharing       // measures the request; may be nil
+	table   *mapped.Table  // of the rows, where they are many
+	beside  chan outcome   // of rows that are moved beside those that the GPU sees; nil: none are
+	room    *[]source.Span // memory of the parts' spans, which is used again; may be nil
 }
 
 // outcome is how moving spans went.
@@ -72,6 +74,7 @@ func (s *scattering) look() (err error) {
 		s.rows = append(s.rows, s.seen(&s.parts[i]))
 	}
 	if s.also == nil {
+		s.divide()
 		return nil
 	}
 	s.to.Also = s.also.Also
@@ -80,10 +83,11 @@ func (s *scattering) look() (err error) {
 
 // launch starts moving the rows that the GPU sees, and others beside them.
 func (s *scattering) launch(ctx context.Context, w *crew.Worker) error {
-	if err := s.r.mapped.MoveRows(w, &s.to, s.rows, s.table); err != nil {
+	written := s.copyShared(ctx, w)
+	if err := s.r.mapped.MoveRows(w, &s.to, s.rows, s.table, written); err != nil {
 		return err
 	}
-	if missing, n := s.missing(nil); n > 0 {
+	if missing, n := s.missing(s.rows); n > 0 {
 		s.beside = make(chan outcome, 1)
 		go func() { s.beside <- scatterUnseen(ctx, s.to, missing) }() // ended by ctx, and awaited
 	}
@@ -93,7 +97,12 @@ func (s *scattering) launch(ctx context.Context, w *crew.Worker) error {
 // start moves all, without a goroutine of its own if it can. done is called once nothing is under way.
 func (s *scattering) start(ctx context.Context, done func(Result, error)) {
 	moved := func(err error) { // the rows that the device sees
-		missing, n := s.missing(err)
+		missing, n := s.parts, int64(0)
+		if err == nil {
+			missing, n = s.missing(s.rows, s.shared)
+		} else {
+			s.shared = nil // all rows are moved again
+		}
 		if n == 0 && err == nil && (s.also == nil || s.also.Begun()) && !s.news() {
 			done(s.took(missing), nil)
 			return
@@ -134,18 +143,22 @@ func (s *scattering) handed(ctx context.Context, look func() error, moved func(e
 // spans that the device sees.
 func (s *scattering) rest(ctx context.Context, missing []part, err error) (Result, error) {
 	var more outcome
+	unmoved := missing
 	if s.beside != nil {
 		more = <-s.beside
+		unmoved, _ = s.missing(s.shared)
 	}
 	if err != nil && !errors.Is(err, mapped.ErrApart) {
 		return Result{}, err
 	}
 	total := s.took(missing)
-	if s.beside == nil {
-		more = scatterUnseen(ctx, s.to, missing)
-	}
 	total.add(more.Result)
 	if err = more.err; err == nil {
+		more = scatterUnseen(ctx, s.to, unmoved)
+		total.add(more.Result)
+		err = more.err
+	}
+	if err == nil {
 		err = s.changed(ctx)
 	}
 	if err == nil && s.also != nil {
@@ -177,12 +190,15 @@ func (s *scattering) changed(ctx context.Context) error {
 	return nil
 }
 
-// missing gives the spans of each part that were not moved by the device itself, all with an error, and their bytes.
-func (s *scattering) missing(err error) (list []part, n int64) {
+// missing gives the spans of each part that are missing of rows of the parts, and their bytes. Rows may be nil.
+func (s *scattering) missing(rows ...[]source.Rows) (list []part, n int64) {
 	list = slices.Clone(s.parts)
 	for i := range list {
-		if err == nil {
-			list[i].spans = s.rows[i].Missing
+		list[i].spans = nil
+		for _, some := range rows {
+			if some != nil {
+				list[i].spans = append(list[i].spans, some[i].Missing...)
+			}
 		}
 		n += sizeOf(list[i].spans)
 	}
@@ -202,11 +218,20 @@ func (s *scattering) took(missing []part) Result {
 	for i, p := range s.parts {
 		left := sizeOf(missing[i].spans)
 		p.file.seen.Store(left == 0)
-		if n := sizeOf(p.spans) - left; n > 0 {
-			result := Result{Choice: choice}
-			result.Moved.count(choice.Path, n)
-			p.file.account(result.Moved, choice)
-			total.add(result)
+		n, shared := sizeOf(p.spans)-left, int64(0)
+		if s.shared != nil {
+			shared = bytesOf(s.shared[i : i+1])
+		}
+		for _, half := range []struct {
+			Choice
+			n int64
+		}{{choice, n - shared}, {Choice{Host, sharedWhy}, shared}} {
+			if half.n > 0 {
+				result := Result{Choice: half.Choice}
+				result.Moved.count(half.Path, half.n)
+				p.file.account(result.Moved, half.Choice)
+				total.add(result)
+			}
 		}
 	}
 	return total
@@ -241,6 +266,9 @@ const seenWhy = "its pages are registered with the GPU already"
 
 // toHost is added to the reason for the mapped path where the bytes end in memory of the host.
 const toHost = ", and the GPU writes to memory of the host"
+
+// sharedWhy is why threads copied bytes of a request that the GPU moved.
+const sharedWhy = "threads copy a share of what goes to memory of the host"
 
 func sizeOf(spans []source.Span) (n int64) {
 	for i := range spans {

@@ -23,6 +23,7 @@ import argparse
 import functools
 import io
 import json
+import multiprocessing.util
 import os
 import resource
 import statistics
@@ -288,6 +289,18 @@ def begin(turns, name, make, options, workers=True):
         print(f"{name} was not measured: {err!r}. `make bench-samples` has what it needs", file=sys.stderr)
 
 
+def take_turns(turns, options):
+    for turn in turns.values():
+        if not turn.workers:  # which have made batches since they began
+            turn.measure(2 * options.seconds, keep=False)
+    for _ in range(options.rounds):
+        for turn in turns.values():
+            turn.measure(options.seconds / 4, keep=False)
+            turn.measure(options.seconds)
+            if turn.workers:
+                time.sleep(min(REST, 2 * options.seconds))
+
+
 def report(turns, options):
     print(f"{options.samples} samples in {options.shards} shards, batches of {options.batch}, {options.workers} workers, {os.cpu_count()} CPUs, {options.device}, torch {torch.__version__}")
     print("| loader | samples/s | GB/s | CPUs of this process | first batch, s |\n|---|---|---|---|---|")
@@ -320,6 +333,8 @@ def main():
     parser.add_argument("--json")
     options = parser.parse_args()
     work, turns = tempfile.mkdtemp(dir=options.dir), {}
+    # After multiprocessing's own finalizers, which remove what is below.
+    multiprocessing.util.Finalize(None, subprocess.run, (["rm", "-rf", work],), {"check": False}, exitpriority=-1000)
     kinds, on_cpu = ("image",) if options.decode else ("jpg", "latent"), options.device == "cpu"
     os.environ["TMPDIR"] = tempfile.tempdir = f"{work}/temporary"  # where others leave files
     os.mkdir(tempfile.tempdir)
@@ -342,21 +357,12 @@ def main():
             begin(turns, f"MosaicML Streaming{order}, {kind}", lambda k=kind: mosaic(f"{work}/mds/{k}", options), options)
             begin(turns, f"LitData{order}, {kind}", lambda k=kind: litdata(f"{work}/litdata-{k}", k, options), options)
             begin(turns, f"WebDataset in sequence, {kind}", lambda k=kind: webdataset(f"{work}/wds-{k}", k, options), options)
-        for turn in turns.values():
-            if not turn.workers:  # which have made batches since they began
-                turn.measure(2 * options.seconds, keep=False)
-        for _ in range(options.rounds):
-            for turn in turns.values():
-                turn.measure(options.seconds / 4, keep=False)
-                turn.measure(options.seconds)
-                if turn.workers:
-                    time.sleep(min(REST, 2 * options.seconds))
+        take_turns(turns, options)
         report(turns, options)
     finally:
         turns.clear()
         if os.path.ismount(mount):
             subprocess.run([options.hbmfs, "umount", "--lazy", mount], check=False, stdout=subprocess.DEVNULL)
-        subprocess.run(["rm", "-rf", work], check=False)
 
 
 if __name__ == "__main__":

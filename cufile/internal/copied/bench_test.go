@@ -18,7 +18,7 @@ func BenchmarkRows(b *testing.B) {
 	for _, count := range []int{1, 2048} {
 		folder := b.TempDir()
 		d := source.NewDescriptors(16, nil)
-		m := New()
+		m := New(MostThreads())
 		var files []source.File
 		var backings []*source.Backing
 		for i := range count {

@@ -24,6 +24,7 @@ type Mover struct {
 	pid     int
 	off     bool      // the kernel does not copy: nothing is mapped
 	threads int64     // that copy rows of a request at most
+	working chan bool // has an element for each thread that copies; nil where only those of a request are bounded
 	plans   sync.Pool // of *plan: those that have ended
 
 	using      sync.RWMutex // held for reading by MoveRows: nothing is unmapped meanwhile
@@ -35,12 +36,23 @@ type Mover struct {
 	full  bool // none is mapped until others are unmapped
 }
 
-// New makes a Mover.
-func New() *Mover {
-	const most = 8
-	threads := min(most, runtime.NumCPU()/2) // as a rule two requests are under way
+// MostThreads is how many threads copy rows of a request where the CPUs have nothing else to do. As a rule two requests are under way.
+func MostThreads() int { return min(8, runtime.NumCPU()/2) }
+
+// New makes a Mover. Each of its requests uses so many threads at most.
+func New(threads int) *Mover {
 	return &Mover{pid: os.Getpid(), off: !copies(), threads: int64(threads), generation: 1, files: map[*source.Backing][]byte{}}
 }
+
+// NewBounded makes a Mover all of whose requests together use so many threads at most.
+func NewBounded(threads int) *Mover {
+	m := New(threads)
+	m.working = make(chan bool, threads)
+	return m
+}
+
+// Copies says whether the kernel copies memory of this process for it.
+func (m *Mover) Copies() bool { return !m.off }
 
 // copies says whether the kernel copies memory of this process for it: a sandbox may be against that.
 func copies() bool {

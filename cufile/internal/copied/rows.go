@@ -40,11 +40,16 @@ type Writer func(place int64, from []byte)
 // MoveRows copies rows of mapped files to their places in memory, or has write do that, if it is not nil, for elements of so many bytes. Rows that are not
 // mapped, or whose file cannot be looked at, or was cut, are left out as Missing. It gives how many pages had to come from the disk.
 func (m *Mover) MoveRows(to []byte, element int64, write Writer, rows []source.Rows) (cold int64) {
-	p := m.plan()
-	defer m.end(p)
 	m.using.RLock()
 	defer m.using.RUnlock()
-	f := source.Finder{Rows: rows, Element: element, Most: mostBytes, Generation: m.generation}
+	return m.MoveFound(to, write, &source.Finder{Rows: rows, Element: element, Generation: m.generation})
+}
+
+// MoveFound is MoveRows for a Finder of rows in any mappings, which stay until it returns.
+func (m *Mover) MoveFound(to []byte, write Writer, f *source.Finder) (cold int64) {
+	p := m.plan()
+	defer m.end(p)
+	f.Most = mostBytes
 	f.Find(math.MaxInt, func(of *source.Rows, at driver.Pointer, s source.Span) {
 		p.list = append(p.list, piece{uintptr(at), s, of})
 	})
@@ -95,6 +100,10 @@ func (m *Mover) moveAll(p *plan, to []byte, write Writer, list []piece) (cold in
 
 // copyAll copies a list, and gives how many pages had to come from the disk.
 func (m *Mover) copyAll(p *plan, to []byte, write Writer, list []piece) (cold int64) {
+	if m.working != nil {
+		m.working <- true
+		defer func() { <-m.working }()
+	}
 	runtime.LockOSThread() // whose faults are counted
 	defer runtime.UnlockOSThread()
 	before := majorFaults()

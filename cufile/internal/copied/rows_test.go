@@ -30,7 +30,7 @@ type shelf struct {
 func newShelf(t *testing.T, count, size int) *shelf {
 	t.Helper()
 	d := source.NewDescriptors(16, nil)
-	s := &shelf{m: New(), watch: d.Watch()}
+	s := &shelf{m: New(MostThreads()), watch: d.Watch()}
 	s.m.threads = 4
 	folder, random := t.TempDir(), rand.NewChaCha8([32]byte{byte(count)})
 	for i := range count {

@@ -233,8 +233,8 @@ func (c *Crew) Run(ctx context.Context, workers int, n int64, step func(w *Worke
 // waiting is how many jobs of Start may wait, beside those that Run's callers wait for.
 const waiting = 64
 
-// Start has a worker run a step, and does not wait for it. then is called with how it went once nothing of it is under way, on the worker: it
-// must be quick. Start is false where the crew ends, or too many jobs wait: then nothing was begun. No job of Start may be left when the crew is closed.
+// Start has a worker run a step, and does not wait for it. then is called with how it went once nothing of it is under way, on the worker or
+// where [Worker.Owe] ends: it must be quick. Start is false where the crew ends, or too many jobs wait: then nothing was begun. No job of Start may be left when the crew is closed.
 func (c *Crew) Start(ctx context.Context, step func(w *Worker) error, then func(err error)) bool {
 	j := &job{ctx: ctx, n: 1, step: func(w *Worker, _ int64) error { return step(w) }, then: then}
 	j.owed.Store(1)

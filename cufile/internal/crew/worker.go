@@ -231,6 +231,16 @@ func (w *Worker) Launch(to *Destination, table driver.Pointer, count int) error 
 	return w.CUDA.LaunchWiden(fn, table, uint32(count), to.Widening(), w.Stream)
 }
 
+// Owe has the worker's job last until done is called, on any goroutine, with how a part of the job went.
+func (w *Worker) Owe() (done func(err error)) {
+	j := w.job
+	j.owed.Add(1)
+	return func(err error) {
+		j.fail(err)
+		j.end()
+	}
+}
+
 // JobContext is the context of the job that the worker is at.
 func (w *Worker) JobContext() context.Context { return w.job.ctx }
 

@@ -98,6 +98,14 @@ func (d *Device) Mark(stream *uintptr, check func() error) (event driver.Handle,
 	return event, nil
 }
 
+// Await waits for the work that was marked by an event.
+func (d *Device) Await(event driver.Handle) error {
+	if event == 0 {
+		return nil
+	}
+	return d.Within(func() error { return d.CUDA.Wait(event) })
+}
+
 // Unmark keeps an event for another request. The streams that were told to wait for it still wait for its
 // earlier mark.
 func (d *Device) Unmark(event driver.Handle) {

@@ -38,8 +38,9 @@ type Mover struct {
 	gone    bool // it does not use the windows any more
 
 	begun  atomic.Uint64 // tables of places in windows, by their numbers: written from begun on,
-	passed atomic.Uint64 // and all up to this one read by the GPU
-	open   []uint64      // the others; only the thread uses this
+	passed atomic.Uint64 // and all up to this one read
+	mu     sync.Mutex    // guards open, and changes of begun and passed
+	open   []uint64      // the others
 	tables sync.Pool     // of *Table: those that were used
 }
 
@@ -70,25 +71,32 @@ func NewMover(o Options) (*Mover, error) {
 	return m, nil
 }
 
-// begin keeps all windows that are found from now on, until end is called on the thread, once the GPU has read them. Nothing waits for windows in
-// between.
+// begin keeps all windows that are found from now on, until end is called, once they were read. Nothing waits for windows in between.
 func (m *Mover) begin() (end func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	number := m.begun.Add(1)
 	m.open = append(m.open, number)
 	return func() {
-		i := slices.Index(m.open, number)
-		m.open = slices.Delete(m.open, i, i+1)
-		passed := m.begun.Load()
-		if len(m.open) > 0 {
-			passed = m.open[0] - 1
-		}
-		m.passed.Store(passed)
+		m.end(number)
 		if m.windows.waiting.Load() > 0 {
 			m.windows.mu.Lock()
 			defer m.windows.mu.Unlock()
 			m.windows.notify()
 		}
 	}
+}
+
+func (m *Mover) end(number uint64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	i := slices.Index(m.open, number)
+	m.open = slices.Delete(m.open, i, i+1)
+	passed := m.begun.Load()
+	if len(m.open) > 0 {
+		passed = m.open[0] - 1
+	}
+	m.passed.Store(passed)
 }
 
 // Shares says whether two Movers find each other's windows.

@@ -38,12 +38,12 @@ func (m *Mover) finder(to *crew.Destination, rows []source.Rows) *source.Finder 
 // MoveRows moves rows of files that the GPU sees already. Their cost does not depend on how many files there are: each row is found in a table, without
 // a lock or a system call. Rows that are not registered, or whose file cannot be looked at or has changed, are left out as Missing. The watches look at the
 // files afterwards. It fails with [ErrApart] where a file was closed meanwhile. It runs on the Mover's worker, whose job ends when they are there. t may be
-// nil, and is used up.
-func (m *Mover) MoveRows(w *crew.Worker, to *crew.Destination, rows []source.Rows, t *Table) error {
+// nil, and is used up. written, if not nil, is called on the worker once the GPU has written the rows.
+func (m *Mover) MoveRows(w *crew.Worker, to *crew.Destination, rows []source.Rows, t *Table, written func()) error {
 	closed, also := closings(rows), to.Also
 	f := m.finder(to, rows)
 	for len(f.Rows) > 0 || also != nil {
-		if err := m.moveTable(w, to, f, t, also); err != nil {
+		if err := m.moveTable(w, to, f, t, also, written); err != nil {
 			return err
 		}
 		t, also = nil, nil // they are done once
@@ -52,6 +52,23 @@ func (m *Mover) MoveRows(w *crew.Worker, to *crew.Destination, rows []source.Row
 		return ErrApart
 	}
 	return nil
+}
+
+// Beside has move copy rows by a Finder on a goroutine of its own, as a part of the worker's job. The windows that it finds stay until it returns. All rows
+// are Missing where a file was closed meanwhile.
+func (m *Mover) Beside(w *crew.Worker, rows []source.Rows, move func(f *source.Finder) error) {
+	end, done, closed := m.begin(), w.Owe(), closings(rows)
+	f := &source.Finder{Rows: rows, Element: 1, Generation: m.windows.generation.Load(), Round: m.windows.round.Load()}
+	go func() { // the job waits for it
+		err := move(f)
+		end()
+		if closings(rows) != closed {
+			for i := range rows {
+				rows[i].Missing = rows[i].Spans
+			}
+		}
+		done(err)
+	}()
 }
 
 // closings counts files that were closed.
@@ -85,7 +102,7 @@ func (m *Mover) use(t *Table, table []driver.Piece, f *source.Finder) (count int
 }
 
 // moveTable starts the kernel over a table of the next rows, and the request's other writes.
-func (m *Mover) moveTable(w *crew.Worker, to *crew.Destination, f *source.Finder, t *Table, also func(w *crew.Worker, s *crew.Slot, used int) error) error {
+func (m *Mover) moveTable(w *crew.Worker, to *crew.Destination, f *source.Finder, t *Table, also func(w *crew.Worker, s *crew.Slot, used int) error, written func()) error {
 	s, err := w.Slot()
 	if err != nil {
 		return err
@@ -105,6 +122,13 @@ func (m *Mover) moveTable(w *crew.Worker, to *crew.Destination, f *source.Finder
 		return nil
 	}
 	m.windows.found.Add(int64(count))
+	release := end
+	if written != nil && len(f.Rows) == 0 {
+		release = func() {
+			end()
+			written()
+		}
+	}
 	launch := func() error {
 		if count == 0 {
 			return nil
@@ -116,5 +140,5 @@ func (m *Mover) moveTable(w *crew.Worker, to *crew.Destination, f *source.Finder
 	} else if err == nil {
 		err = w.Beside(to, func() error { return also(w, s, count*driver.PieceBytes) }, launch)
 	}
-	return w.SentReleasing(s, end, err)
+	return w.SentReleasing(s, release, err)
 }
