@@ -147,8 +147,18 @@ func (v *values) measureBytes(r io.ReaderAt, h *pageHeader, p *Page, off int64) 
 	})
 }
 
-// lengths calls each for the bytes of every value of a page.
+// lengths calls each for the bytes of every value of a page. Texts that share their starts are not put together for it.
 func (v *values) lengths(h *pageHeader, body []byte, n int64, each func(n int64) error) error {
+	if h.encoding == encDeltaBytes {
+		t, err := v.sharing(body, n)
+		if err == nil && int64(len(t.own)) < n {
+			err = v.broken("a page has %d values and needs %d", len(t.own), n)
+		}
+		for i := int64(0); i < n && err == nil; i++ {
+			err = each(t.shared[i] + t.own[i])
+		}
+		return err
+	}
 	return v.blocks(h, body, n, func(d *decoded, block []uint32) error {
 		for _, i := range block {
 			if err := each(int64(d.end(int(i)+1) - d.end(int(i)))); err != nil {

@@ -397,6 +397,16 @@ func (c *Paged) Read(ctx context.Context, r io.ReaderAt, p *Page, dictionary *Di
 		}
 		return body[:size], nil
 	}
+	if h.encoding == encDeltaBytes {
+		d, err := v.deltaBytes(body, p.values)
+		if err == nil && len(d.bytes) != size {
+			err = v.broken("the values of a page have %d bytes and had %d", len(d.bytes), size)
+		}
+		if err != nil {
+			return nil, err
+		}
+		return d.bytes, nil
+	}
 	out := make([]byte, 0, size)
 	var numbers [levelBlock]int64
 	err = v.blocks(h, body, p.values, func(d *decoded, block []uint32) error {
