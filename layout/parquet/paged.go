@@ -183,6 +183,7 @@ func (c *Paged) Pages(ctx context.Context, r io.ReaderAt, group int) ([]Page, er
 	v := c.values(group)
 	v.every = c.Each
 	defer v.giveBack()
+	defer v.done()
 	var out []Page
 	elements, dictionary := int64(0), int64(0)
 	for at, end := g.chunk.start, g.chunk.start+g.chunk.bytes; at < end; {
@@ -248,6 +249,7 @@ func (c *Paged) Starts(ctx context.Context, r io.ReaderAt, p *Page, dictionary *
 	if err != nil {
 		return nil, err
 	}
+	defer v.done()
 	rows, n, err := v.lists(h, reps, defs, func(value int64) { starts = append(starts, value) })
 	if err == nil && (rows != p.Rows || n != p.values) {
 		err = v.broken("a page has %d values in %d rows and had %d in %d", n, rows, p.values, p.Rows)
@@ -397,6 +399,7 @@ func (c *Paged) Read(ctx context.Context, r io.ReaderAt, p *Page, dictionary *Di
 		}
 		return body[:size], nil
 	}
+	defer v.done()
 	if h.encoding == encDeltaBytes {
 		d, err := v.deltaBytes(body, p.values)
 		if err == nil && len(d.bytes) != size {
