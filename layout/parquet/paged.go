@@ -54,6 +54,7 @@ type Page struct {
 	offset, length int64 // in the file, with the header
 	plain          int64 // bytes, decompressed
 	dictionary     int64 // where the page of the dictionary lies in the file, 0 for none
+	looked         int64 // bytes that reading the dictionary takes
 }
 
 // Memory is how many bytes reading a page takes, with the result: its elements, or where its rows begin.
@@ -191,7 +192,7 @@ func (c *Paged) Pages(ctx context.Context, r io.ReaderAt, group int) ([]Page, er
 		if err != nil {
 			return nil, err
 		}
-		p := Page{group: group, offset: at, length: n + h.stored, plain: h.plain, dictionary: dictionary}
+		p := Page{group: group, offset: at, length: n + h.stored, plain: h.plain, dictionary: dictionary, looked: v.dictionaryBytes}
 		at += p.length
 		switch h.kind {
 		case pageIndex:
@@ -200,7 +201,7 @@ func (c *Paged) Pages(ctx context.Context, r io.ReaderAt, group int) ([]Page, er
 			if dictionary > 0 {
 				return nil, v.broken("it has two dictionaries in a row group")
 			}
-			dictionary, v.dictionaryBytes = p.offset, h.stored+2*h.plain
+			dictionary, v.dictionaryBytes = p.offset, h.stored+3*h.plain
 			continue
 		case pageData, pageDataV2:
 		default:
@@ -371,6 +372,9 @@ func (v *values) dictionaryAt(r io.ReaderAt, at int64) (*decoded, error) {
 	}
 	return v.decode(raw, encPlain, h.values)
 }
+
+// DictionaryMemory is how many bytes reading the page's dictionary takes, with the result.
+func (p *Page) DictionaryMemory() int64 { return p.looked }
 
 // DictionaryOf tells dictionaries of a column apart: pages of the same number share one. 0 is none.
 func (p *Page) DictionaryOf() int64 { return p.dictionary }
