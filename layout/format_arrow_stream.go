@@ -155,14 +155,11 @@ func (s *arrowStream) piece(ctx context.Context, b arrowBatch, rows int64, c *ar
 	}
 	p.values = b.body + values
 	if c.width == 0 {
-		if err := s.regular(ctx, b, c); err != nil {
-			return p, err
-		}
 		if want, ok := multiply(rows, c.elements()); !ok || want != held {
 			return p, corruptf(s.object, b.at, "%d rows of %d values hold %d", rows, c.elements(), held)
 		}
 		p.tokens = held
-		return p, nil
+		return p, s.regular(ctx, b, c)
 	}
 	if rows == 0 { // the offsets may be left out
 		return p, nil

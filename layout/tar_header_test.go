@@ -29,11 +29,11 @@ func walkedByGo(archive []byte) (out []string, err error) {
 		if errors.Is(err, io.EOF) {
 			return out, nil
 		}
-		if offset := in.Size() - int64(in.Len()); err != nil || isRegular(h) && !IsSparse(h) && h.Size > in.Size()-offset {
+		offset := in.Size() - int64(in.Len())
+		if err != nil || isRegular(h) && !IsSparse(h) && h.Size > in.Size()-offset {
 			return out, fmt.Errorf("cut short, or %w", err)
-		} else {
-			out = append(out, inWords(h, offset))
 		}
+		out = append(out, inWords(h, offset))
 	}
 }
 
