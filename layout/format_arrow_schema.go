@@ -262,6 +262,8 @@ func arrowKind(kind int64) string {
 		return "bool"
 	case arrowList, arrowLargeList, arrowFixedSizeList:
 		return "list"
+	case arrowDecimal:
+		return "decimal"
 	case arrowDate, arrowTime, arrowTimestamp, arrowInterval, arrowDuration:
 		return "date or time"
 	case arrowStruct:

@@ -89,7 +89,7 @@ type element struct {
 	unsigned   bool
 }
 
-// Bytes that parts of a footer take at most, with the columns that are made of them. Nearly nothing in the file makes one.
+// Bytes that parts of a footer take at most, with the columns that are made of them. A byte of the file may make one.
 const (
 	elementMemory = 512
 	groupMemory   = 192

@@ -49,12 +49,12 @@ type Page struct {
 	Elements int64
 	Values   int64 // where its values lie in the file as they are, each after its length if that is not fixed; 0 where they do not
 
-	group          int
-	values         int64 // that are no nulls
-	offset, length int64 // in the file, with the header
-	plain          int64 // bytes, decompressed
-	dictionary     int64 // where the page of the dictionary lies in the file, 0 for none
-	looked         int64 // bytes that reading the dictionary takes
+	group           int
+	values          int64 // that are no nulls
+	offset, length  int64 // in the file, with the header
+	plain           int64 // bytes, decompressed
+	dictionary      int64 // where the page of the dictionary lies in the file, 0 for none
+	dictionaryBytes int64 // bytes that reading the dictionary takes
 }
 
 // Memory is how many bytes reading a page takes, with the result: its elements, or where its rows begin.
@@ -192,7 +192,7 @@ func (c *Paged) Pages(ctx context.Context, r io.ReaderAt, group int) ([]Page, er
 		if err != nil {
 			return nil, err
 		}
-		p := Page{group: group, offset: at, length: n + h.stored, plain: h.plain, dictionary: dictionary, looked: v.dictionaryBytes}
+		p := Page{group: group, offset: at, length: n + h.stored, plain: h.plain, dictionary: dictionary, dictionaryBytes: v.dictionaryBytes}
 		at += p.length
 		switch h.kind {
 		case pageIndex:
@@ -374,7 +374,7 @@ func (v *values) dictionaryAt(r io.ReaderAt, at int64) (*decoded, error) {
 }
 
 // DictionaryMemory is how many bytes reading the page's dictionary takes, with the result.
-func (p *Page) DictionaryMemory() int64 { return p.looked }
+func (p *Page) DictionaryMemory() int64 { return p.dictionaryBytes }
 
 // DictionaryOf tells dictionaries of a column apart: pages of the same number share one. 0 is none.
 func (p *Page) DictionaryOf() int64 { return p.dictionary }
