@@ -81,10 +81,18 @@ func FuzzTarHeaders(f *testing.F) {
 		f.Add(archive)
 	}
 	f.Fuzz(func(t *testing.T, archive []byte) {
-		got, err := walked(t, archive)
-		want, wrong := walkedByGo(archive)
-		if !slices.Equal(got, want) || (err == nil) != (wrong == nil) {
-			t.Fatalf("%q, %v, archive/tar finds %q, %v", got, err, want, wrong)
+		summed := bytes.Clone(archive) // else a changed header is seldom more than a wrong checksum
+		for at := 0; at+tarBlock <= len(summed); at += tarBlock {
+			if string(summed[at+257:at+262]) == "ustar" {
+				fixChecksum(summed[at : at+tarBlock])
+			}
+		}
+		for _, archive := range [][]byte{archive, summed} {
+			got, err := walked(t, archive)
+			want, wrong := walkedByGo(archive)
+			if !slices.Equal(got, want) || (err == nil) != (wrong == nil) {
+				t.Fatalf("%q, %v, archive/tar finds %q, %v", got, err, want, wrong)
+			}
 		}
 	})
 }
