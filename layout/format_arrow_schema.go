@@ -1,6 +1,7 @@
 package layout
 
 import (
+	"encoding/json"
 	"fmt"
 	"strings"
 )
@@ -24,6 +25,7 @@ type arrowColumn struct {
 	form
 	width  int   // bytes of an offset: 4 or 8; 0 for values of a fixed size
 	depth  int64 // nodes below the first one
+	lists  []int // of an array of datasets: bytes of an offset of each list on the way to its values, which have the length that its shape says
 	values int64 // which of the column's buffers has the values
 	leaf   int64 // elements of an item of the last node, 0 where these are bytes without a number of their own
 }
@@ -133,10 +135,54 @@ func (c *arrowColumn) describe(field flatTable) {
 	}
 }
 
-// find goes down to the values of a column: through a list, or through lists of fixed size.
+// arrayShape returns the shape that an array of huggingface/datasets has, nil for other columns and for arrays whose first dimension varies.
+// Source: features/features.py there, _ArrayXDExtensionType.
+func arrayShape(field flatTable) []int64 {
+	notes, name, about := field.vector(6, 4), "", ""
+	for i := range min(notes.n, maxFields) {
+		switch note := notes.table(i); note.text(0) {
+		case "ARROW:extension:name":
+			name = note.text(1)
+		case "ARROW:extension:metadata":
+			about = note.text(1)
+		}
+	}
+	if !strings.HasPrefix(name, "datasets.features.features.Array") || len(about) > maxMemberPath {
+		return nil
+	}
+	var parts [2]json.RawMessage // the dimensions, and the type of the values
+	var shape []*int64
+	if json.Unmarshal([]byte(about), &parts) != nil || json.Unmarshal(parts[0], &shape) != nil {
+		return nil
+	}
+	var out []int64
+	for _, n := range shape {
+		if n == nil {
+			return nil
+		}
+		out = append(out, *n)
+	}
+	return out
+}
+
+// find goes down to the values of a column: through a list, through lists of fixed size, or through lists that an array is made of.
 func (c *arrowColumn) find(field flatTable) bool {
+	array := arrayShape(field)
 	for c.leaf = 1; c.depth < maxArrowDepth && !field.has(4); c.depth++ {
 		t := field.table(3)
+		if len(c.lists) < len(array) {
+			kind := field.number(2, 1)
+			if kind != arrowList && kind != arrowLargeList || !c.dimension(array[c.depth]) {
+				return false
+			}
+			c.lists = append(c.lists, arrowOffset(kind))
+			c.values += 2
+			if children := field.vector(5, 4); children.n == 1 {
+				field = children.table(0)
+				continue
+			}
+			return false
+		}
 		switch kind := field.number(2, 1); kind {
 		case arrowInt:
 			c.dtype = arrowIntType(field)
@@ -216,6 +262,10 @@ func arrowKind(kind int64) string {
 		return "bool"
 	case arrowList, arrowLargeList, arrowFixedSizeList:
 		return "list"
+	case arrowDecimal:
+		return "decimal"
+	case arrowDate, arrowTime, arrowTimestamp, arrowInterval, arrowDuration:
+		return "date or time"
 	case arrowStruct:
 		return "struct"
 	case arrowMap:

@@ -159,7 +159,7 @@ func (s *arrowStream) piece(ctx context.Context, b arrowBatch, rows int64, c *ar
 			return p, corruptf(s.object, b.at, "%d rows of %d values hold %d", rows, c.elements(), held)
 		}
 		p.tokens = held
-		return p, nil
+		return p, s.regular(ctx, b, c)
 	}
 	if rows == 0 { // the offsets may be left out
 		return p, nil
@@ -183,6 +183,31 @@ func (s *arrowStream) piece(ctx context.Context, b arrowBatch, rows int64, c *ar
 	p.values += p.bias * item
 	p.tokens = last - p.bias
 	return p, nil
+}
+
+// regular checks that the lists of an array have as many items in a batch as its shape says. That each has is not looked at: datasets reads
+// arrays so, too.
+func (s *arrowStream) regular(ctx context.Context, b arrowBatch, c *arrowColumn) error {
+	nodes, buffers := b.table.vector(1, 16), b.table.vector(2, 16)
+	for k, width := range c.lists {
+		n, _ := nodes.pair(c.node + int64(k))
+		want, ok := multiply(n, c.shape[k])
+		at, length := buffers.pair(c.buffer + 1 + 2*int64(k))
+		if b.f.err != nil || n < 0 || !ok || !b.holds(at, length) || n > 0 && n > length/int64(width)-1 {
+			return corruptf(s.object, b.at, "%d lists of %d items of column %q have offsets in %d bytes at %d (%v)", n, c.shape[k], c.name, length, at, b.f.err)
+		}
+		for _, edge := range []struct{ list, want int64 }{{0, 0}, {n, want}} {
+			if n == 0 {
+				break // the offsets may be left out
+			}
+			if item, err := s.offset(ctx, b.body+at+edge.list*int64(width), int64(width)); err != nil {
+				return err
+			} else if item != edge.want {
+				return absent("not all arrays of column %q have the shape %s", c.name, shapeText(c.shape))
+			}
+		}
+	}
+	return nil
 }
 
 // holds reports whether the body has n bytes at off.

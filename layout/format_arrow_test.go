@@ -282,6 +282,7 @@ func FuzzArrow(f *testing.F) {
 		f.Add(arrowFixture(f, name))
 	}
 	f.Add(golden(f, "arrow")["data-00001-of-00002.arrow"])
+	f.Add(arraysFixture(f, "arrays.arrow"))
 	f.Add(arrowOf(f, [][]int64{{1}, {}, {2, 3}}))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		v := exercise(t, files{"x.arrow": data})

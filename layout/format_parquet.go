@@ -65,7 +65,7 @@ func parquetOpen(ctx context.Context, v *Volume, o *Object) (*parquet.File, erro
 	if err != nil {
 		return nil, err
 	}
-	giveBack, err := v.headers.take(ctx, n)
+	giveBack, err := v.headers.take(ctx, parquet.FooterMemory(n))
 	if err != nil {
 		return nil, err
 	}

@@ -2,6 +2,7 @@ package layout
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"fmt"
 	"slices"
@@ -277,4 +278,55 @@ func TestParquetFieldsAreNotDecodedToListThem(t *testing.T) {
 	if err != nil || len(fields) != 9 || origin.bytes > footer+8 {
 		t.Errorf("%d fields after %d bytes, want at most %d: %v", len(fields), origin.bytes, footer+8, err)
 	}
+}
+
+// TestParquetDictionariesTakeRoom reads values behind dictionaries, of which a few bytes may make 256 MiB.
+func TestParquetDictionariesTakeRoom(t *testing.T) {
+	data := parquetFixture(t, "dictionary")
+	origin := &readsWithin{inline: data}
+	o := &Object{Name: "a.parquet", Size: int64(len(data)), Origin: origin}
+	room := new(atomic.Int64)
+	room.Store(100)
+	v := &Volume{headers: newHeaderBudget(), decoded: newKept()}
+	all, err := findParquetFields(t.Context(), v, o, room)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		for _, f := range all.fields {
+			if f.name == "raw" || f.name == "id" {
+				if _, err := f.values.ReadAt(t.Context(), make([]byte, f.values.Size()), 0); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		for key, e := range v.decoded.entries {
+			if key.part != "pages" { // which are found by reading headers
+				v.decoded.recent.Remove(e.place)
+				delete(v.decoded.entries, key)
+			}
+		}
+		origin.budget = &v.headers
+	}
+	if origin.reads == 0 || origin.without > 0 {
+		t.Errorf("%d of %d reads of pages or dictionaries had no room", origin.without, origin.reads)
+	}
+}
+
+// readsWithin counts reads, and those while nobody holds a part of the budget.
+type readsWithin struct {
+	inline
+	budget         *headerBudget
+	reads, without int
+}
+
+func (r *readsWithin) ReadAt(ctx context.Context, o *Object, p []byte, off int64) (int, error) {
+	if r.budget != nil {
+		r.reads++
+		if r.budget.left.TryAcquire(maxHeaders) {
+			r.budget.left.Release(maxHeaders)
+			r.without++
+		}
+	}
+	return r.inline.ReadAt(ctx, o, p, off)
 }

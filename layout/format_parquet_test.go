@@ -236,7 +236,7 @@ func TestParquetTruncated(t *testing.T) {
 // FuzzParquet changes one place of a good file. The views of what is left are read to their ends, or fail.
 func FuzzParquet(f *testing.F) {
 	var good [][]byte
-	for i, name := range []string{"plain", "dictionary", "groups", "delta", "split", "struct"} {
+	for i, name := range []string{"plain", "dictionary", "groups", "delta", "split", "struct", "arrays"} {
 		good = append(good, parquetFixture(f, name))
 		f.Add(i, 100, []byte{0xff})
 		f.Add(i, len(good[i])-20, []byte{0xff, 0xff, 0xff, 0xff, 0x0f})

@@ -177,7 +177,7 @@ func (x *parquetShard) pages(ctx context.Context, group int) (*parquetPages, err
 		for i, page := range list {
 			p.rows, p.tokens = append(p.rows, p.rows[i]+page.Rows), append(p.tokens, p.tokens[i]+page.Elements)
 		}
-		return p, int64(len(list)) * 88, err
+		return p, int64(len(list)) * 96, err
 	})
 	if err != nil {
 		return nil, x.failed(err)
@@ -218,6 +218,11 @@ func (x *parquetShard) dictionary(ctx context.Context, p *parquet.Page) (*parque
 		return nil, nil
 	}
 	v, err := x.volume.decoded.get(ctx, keptKey{x, "dictionary", p.DictionaryOf()}, func(ctx context.Context) (any, int64, error) {
+		giveBack, err := x.volume.headers.take(ctx, p.DictionaryMemory())
+		if err != nil {
+			return nil, 0, err
+		}
+		defer giveBack()
 		d, err := x.column.Dictionary(ctx, x.object.Reader(ctx), p)
 		if err != nil {
 			return nil, 0, err

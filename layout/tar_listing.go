@@ -78,17 +78,22 @@ func listTar(ctx context.Context, o *Object) (*tarListing, error) {
 	return l, nil
 }
 
-// WalkTar calls each with every header of an archive, and with the place where the member's bytes begin. The data
-// between the headers is not read. end is where the walk stopped. An archive that is cut short, or damaged, is an error: the
+// WalkTar calls each with every header of an archive, which is valid until each returns, and with the place where the member's bytes begin. The
+// data between the headers is not read. end is where the walk stopped. An archive that is cut short, or damaged, is an error: the
 // members that could still be listed would look like the whole.
 func WalkTar(ctx context.Context, o *Object, each func(h *tar.Header, offset int64) error) (end int64, err error) {
 	r := &windowReader{ctx: ctx, o: o}
-	walk := tar.NewReader(r)
-	for {
-		at := r.off
-		h, err := walk.Next()
-		if errors.Is(err, io.EOF) {
-			return r.off, nil
+	var walk *tar.Reader // of headers that are not plain
+	var plain tar.Header
+	for known := true; ; { // r.off is where the next header begins, else walk finds it
+		at, h := r.off, &plain
+		if !known || !r.plain(h) {
+			if known {
+				walk = tar.NewReader(r)
+			}
+			if h, err = walk.Next(); errors.Is(err, io.EOF) {
+				return r.off, nil
+			}
 		}
 		if r.err != nil {
 			return 0, fmt.Errorf("read %s at %d: %w", o.Name, r.off, r.err)
@@ -96,11 +101,16 @@ func WalkTar(ctx context.Context, o *Object, each func(h *tar.Header, offset int
 		if err != nil && !errors.Is(err, tar.ErrInsecurePath) { // names are judged by each
 			return 0, corruptf(o, at, "the member that begins about here cannot be read: %v", err)
 		}
-		if isRegular(h) && !IsSparse(h) && (h.Size < 0 || r.off > o.Size-h.Size) {
+		known = isRegular(h) && !IsSparse(h)
+		if known && (h.Size < 0 || r.off > o.Size-h.Size) {
 			return 0, corruptf(o, r.off, "member %.80q has %d bytes: the archive ends after %d", h.Name, h.Size, o.Size-r.off)
 		}
 		if err := each(h, r.off); err != nil {
 			return 0, err
+		}
+		if known {
+			r.off += h.Size
+			r.off += min(-r.off&(tarBlock-1), o.Size-r.off)
 		}
 	}
 }
@@ -267,26 +277,36 @@ func (r *windowReader) Read(p []byte) (int, error) {
 	if r.off >= r.o.Size {
 		return 0, io.EOF
 	}
-	if end := r.at + int64(len(r.window)); r.off < r.at || r.off >= end {
-		size := int64(windowAfterJump)
-		if r.off == end {
-			size = windowFollowing
-		}
-		size = min(size, r.o.Size-r.off)
-		r.window, r.room = nil, slices.Grow(r.room[:0], int(size))
-		err := fill(r.ctx, r.o, r.room[:size], r.off)
-		if err == nil {
-			err = r.ctx.Err()
-		}
-		if err != nil {
-			r.err = err
-			return 0, err
-		}
-		r.window, r.at = r.room[:size], r.off
+	if !r.load() {
+		return 0, r.err
 	}
 	n := copy(p, r.window[r.off-r.at:])
 	r.off += int64(n)
 	return n, nil
+}
+
+// load sees to it that the window has the byte at off.
+func (r *windowReader) load() (ok bool) {
+	end := r.at + int64(len(r.window))
+	if r.off >= r.at && r.off < end {
+		return true
+	}
+	size := int64(windowAfterJump)
+	if r.off >= end && r.off < end+windowAfterJump {
+		size = windowFollowing
+	}
+	size = min(size, r.o.Size-r.off)
+	r.window, r.room = nil, slices.Grow(r.room[:0], int(size))
+	err := fill(r.ctx, r.o, r.room[:size], r.off)
+	if err == nil {
+		err = r.ctx.Err()
+	}
+	if err != nil {
+		r.err = err
+		return false
+	}
+	r.window, r.at = r.room[:size], r.off
+	return true
 }
 
 // Seek moves to a place that may lie behind the end.

@@ -1,9 +1,11 @@
 package parquet
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -51,6 +53,31 @@ func TestLongNamesOfGroups(t *testing.T) {
 		err = (&chunk{}).readable(last)
 		if errors.Is(err, ErrUnread) != long || (last.Kind != "i32") != long || len(last.Field()) > maxPath+1 || len(last.Name()) > maxPath+1 || len(last.Path) != 2 {
 			t.Errorf("a name of %d bytes: %s, %d bytes, %v", len(name), last.Kind, len(last.Field()), err)
+		}
+	}
+}
+
+// TestFootersThatSwell has a byte for each element of the schema, row group, or column of one: 2 MiB took hundreds.
+func TestFootersThatSwell(t *testing.T) {
+	const many = 2 << 20
+	head := func(delta byte, kind byte, n int) []byte {
+		return binary.AppendUvarint([]byte{delta<<4 | thriftList, 0xf0 | kind}, uint64(n))
+	}
+	schema := append(listHead(2, 1), schemaElement("root", 0)...)
+	for name, footer := range map[string][]byte{
+		"schema":  append(listHead(2, many), make([]byte, many+1)...),
+		"groups":  append(append(slices.Clone(schema), head(2, thriftStruct, many)...), make([]byte, many+1)...),
+		"columns": append(append(append(slices.Clone(schema), listHead(2, 1)...), listHead(1, many)...), make([]byte, many+2)...),
+		"levels": bytes.Join([][]byte{ // in the statistics of the only column
+			schema, listHead(2, 1), listHead(1, 1), {3<<4 | thriftStruct, 0<<4 | thriftStruct, 32}, head(3, thriftI64, many), make([]byte, many+5),
+		}, nil),
+	} {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		err := (&File{}).parse(footer)
+		runtime.ReadMemStats(&after)
+		if used := int64(after.TotalAlloc - before.TotalAlloc); name == "levels" != !errors.Is(err, ErrUnread) || used > 4*FooterMemory(int64(len(footer))) {
+			t.Errorf("%s: %d bytes were allocated for %d: %v", name, used, len(footer), err)
 		}
 	}
 }

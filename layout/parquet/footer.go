@@ -89,6 +89,17 @@ type element struct {
 	unsigned   bool
 }
 
+// Bytes that parts of a footer take at most, with the columns that are made of them. A byte of the file may make one.
+const (
+	elementMemory = 512
+	groupMemory   = 192
+	chunkMemory   = 224
+)
+
+// FooterMemory is how many bytes a footer of n bytes may take, with what is made of it. Those of real writers take half of it at most. 256
+// MiB are a million columns of row groups.
+func FooterMemory(n int64) int64 { return n + min(4<<20+16*n, MaxPage) }
+
 // Open reads the footer.
 func Open(r io.ReaderAt, size int64) (*File, error) {
 	n, err := FooterSize(r, size)
@@ -141,7 +152,7 @@ func readFull(r io.ReaderAt, p []byte, off int64) error {
 }
 
 func (f *File) parse(footer []byte) error {
-	t := &thrift{buf: footer}
+	t := &thrift{buf: footer, left: FooterMemory(int64(len(footer))) - int64(len(footer))}
 	t.fields(thriftStruct, func(id int, kind byte) bool {
 		switch id {
 		case 2:
@@ -157,6 +168,9 @@ func (f *File) parse(footer []byte) error {
 		}
 		return true
 	})
+	if errors.Is(t.err, errRoom) {
+		return fmt.Errorf("%w: its footer of %d bytes describes too many columns and row groups: write larger row groups", ErrUnread, len(footer))
+	}
 	if t.err != nil {
 		return fmt.Errorf("%w: %w", ErrBroken, t.err)
 	}
@@ -237,6 +251,7 @@ func (f *File) readNote(t *thrift, kind byte) {
 }
 
 func readElement(t *thrift, kind byte) element {
+	t.take(elementMemory)
 	e := element{physical: -1, converted: -1}
 	t.fields(kind, func(id int, kind byte) bool {
 		switch id {
@@ -279,6 +294,7 @@ func readElement(t *thrift, kind byte) element {
 }
 
 func readGroup(t *thrift, kind byte) Group {
+	t.take(groupMemory)
 	g := Group{}
 	t.fields(kind, func(id int, kind byte) bool {
 		switch id {
@@ -295,6 +311,7 @@ func readGroup(t *thrift, kind byte) Group {
 }
 
 func readChunk(t *thrift, kind byte) chunk {
+	t.take(chunkMemory)
 	c := chunk{nulls: -1, size: -1}
 	plain, dictionary := false, int64(0)
 	t.fields(kind, func(id int, kind byte) bool {
@@ -338,7 +355,10 @@ func readSizes(t *thrift, kind byte, c *chunk) {
 		if id != 3 {
 			return false
 		}
-		t.list(kind, func(kind byte) { c.defs = append(c.defs, t.number(kind)) })
+		t.list(kind, func(kind byte) {
+			t.take(8)
+			c.defs = append(c.defs, t.number(kind))
+		})
 		return true
 	})
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"sync"
 )
 
 // headerAt reads the header of a page that ends before end, and returns how long it is.
@@ -147,8 +148,18 @@ func (v *values) measureBytes(r io.ReaderAt, h *pageHeader, p *Page, off int64) 
 	})
 }
 
-// lengths calls each for the bytes of every value of a page.
+// lengths calls each for the bytes of every value of a page. Texts that share their starts are not put together for it.
 func (v *values) lengths(h *pageHeader, body []byte, n int64, each func(n int64) error) error {
+	if h.encoding == encDeltaBytes {
+		t, err := v.sharing(body, n)
+		if err == nil && int64(len(t.own)) < n {
+			err = v.broken("a page has %d values and needs %d", len(t.own), n)
+		}
+		for i := int64(0); i < n && err == nil; i++ {
+			err = each(t.shared[i] + t.own[i])
+		}
+		return err
+	}
 	return v.blocks(h, body, n, func(d *decoded, block []uint32) error {
 		for _, i := range block {
 			if err := each(int64(d.end(int(i)+1) - d.end(int(i)))); err != nil {
@@ -229,10 +240,31 @@ func (v *values) levelsAt(r io.ReaderAt, h *pageHeader, off int64) (reps, defs *
 // read reads n bytes, which are valid until the next call.
 func (p *pages) read(r io.ReaderAt, off, n int64) ([]byte, error) {
 	if int64(cap(p.raw)) < n {
-		p.raw = make([]byte, n)
+		p.raw = scratchOf(n)
 	}
 	p.raw = p.raw[:n]
 	return p.raw, readFull(r, p.raw, off)
+}
+
+// scratches are memory that pages were read and decompressed into: of random rows, each is of another page.
+var scratches sync.Pool //nolint:gochecknoglobals // a pool, as in the standard library
+
+func scratchOf(n int64) []byte {
+	if b, ok := scratches.Get().(*[]byte); ok && int64(cap(*b)) >= n {
+		return (*b)[:0]
+	}
+	return make([]byte, 0, n)
+}
+
+// done leaves the memory of pages to others: nothing that was decoded may lie in it.
+func (p *pages) done() {
+	for _, b := range []*[]byte{&p.raw, &p.plain} {
+		if n := cap(*b); n > 0 && n <= largePage {
+			was := *b
+			scratches.Put(&was)
+		}
+		*b = nil
+	}
 }
 
 // lists goes through the levels of a page. begin, which may be nil, hears at which value of the page each row begins.

@@ -159,7 +159,7 @@ func (p *pages) decompress(raw []byte, n int64) ([]byte, error) {
 		return raw, nil
 	}
 	if int64(cap(p.plain)) < n {
-		p.plain = make([]byte, 0, n)
+		p.plain = scratchOf(n)
 	}
 	var err error
 	out := p.plain[:0]

@@ -49,11 +49,12 @@ type Page struct {
 	Elements int64
 	Values   int64 // where its values lie in the file as they are, each after its length if that is not fixed; 0 where they do not
 
-	group          int
-	values         int64 // that are no nulls
-	offset, length int64 // in the file, with the header
-	plain          int64 // bytes, decompressed
-	dictionary     int64 // where the page of the dictionary lies in the file, 0 for none
+	group           int
+	values          int64 // that are no nulls
+	offset, length  int64 // in the file, with the header
+	plain           int64 // bytes, decompressed
+	dictionary      int64 // where the page of the dictionary lies in the file, 0 for none
+	dictionaryBytes int64 // bytes that reading the dictionary takes
 }
 
 // Memory is how many bytes reading a page takes, with the result: its elements, or where its rows begin.
@@ -183,6 +184,7 @@ func (c *Paged) Pages(ctx context.Context, r io.ReaderAt, group int) ([]Page, er
 	v := c.values(group)
 	v.every = c.Each
 	defer v.giveBack()
+	defer v.done()
 	var out []Page
 	elements, dictionary := int64(0), int64(0)
 	for at, end := g.chunk.start, g.chunk.start+g.chunk.bytes; at < end; {
@@ -190,7 +192,7 @@ func (c *Paged) Pages(ctx context.Context, r io.ReaderAt, group int) ([]Page, er
 		if err != nil {
 			return nil, err
 		}
-		p := Page{group: group, offset: at, length: n + h.stored, plain: h.plain, dictionary: dictionary}
+		p := Page{group: group, offset: at, length: n + h.stored, plain: h.plain, dictionary: dictionary, dictionaryBytes: v.dictionaryBytes}
 		at += p.length
 		switch h.kind {
 		case pageIndex:
@@ -199,7 +201,7 @@ func (c *Paged) Pages(ctx context.Context, r io.ReaderAt, group int) ([]Page, er
 			if dictionary > 0 {
 				return nil, v.broken("it has two dictionaries in a row group")
 			}
-			dictionary, v.dictionaryBytes = p.offset, h.stored+2*h.plain
+			dictionary, v.dictionaryBytes = p.offset, h.stored+3*h.plain
 			continue
 		case pageData, pageDataV2:
 		default:
@@ -248,6 +250,7 @@ func (c *Paged) Starts(ctx context.Context, r io.ReaderAt, p *Page, dictionary *
 	if err != nil {
 		return nil, err
 	}
+	defer v.done()
 	rows, n, err := v.lists(h, reps, defs, func(value int64) { starts = append(starts, value) })
 	if err == nil && (rows != p.Rows || n != p.values) {
 		err = v.broken("a page has %d values in %d rows and had %d in %d", n, rows, p.values, p.Rows)
@@ -370,6 +373,9 @@ func (v *values) dictionaryAt(r io.ReaderAt, at int64) (*decoded, error) {
 	return v.decode(raw, encPlain, h.values)
 }
 
+// DictionaryMemory is how many bytes reading the page's dictionary takes, with the result.
+func (p *Page) DictionaryMemory() int64 { return p.dictionaryBytes }
+
 // DictionaryOf tells dictionaries of a column apart: pages of the same number share one. 0 is none.
 func (p *Page) DictionaryOf() int64 { return p.dictionary }
 
@@ -396,6 +402,17 @@ func (c *Paged) Read(ctx context.Context, r io.ReaderAt, p *Page, dictionary *Di
 			return bytes.Clone(body[:size]), nil
 		}
 		return body[:size], nil
+	}
+	defer v.done()
+	if h.encoding == encDeltaBytes {
+		d, err := v.deltaBytes(body, p.values)
+		if err == nil && len(d.bytes) != size {
+			err = v.broken("the values of a page have %d bytes and had %d", len(d.bytes), size)
+		}
+		if err != nil {
+			return nil, err
+		}
+		return d.bytes, nil
 	}
 	out := make([]byte, 0, size)
 	var numbers [levelBlock]int64

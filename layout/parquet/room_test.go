@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"runtime"
 	"testing"
 )
 
@@ -104,6 +105,42 @@ func TestDeltasTakeRoom(t *testing.T) {
 	nulls := &Page{Rows: values}
 	if n := c.Memory(nulls); n < 8*values {
 		t.Errorf("rows without values take %d bytes", n)
+	}
+}
+
+// TestSharedStartsTakeRoomOnce has a page of a text of 1 MiB, and 100 more that are equal to it.
+func TestSharedStartsTakeRoomOnce(t *testing.T) {
+	const length, more = 1 << 20, 100
+	shared := append(binary.AppendUvarint([]byte{128, 1, 1}, 1+more), 0)
+	shared = append(binary.AppendVarint(shared, 0), 64)
+	shared = append(binary.LittleEndian.AppendUint64(shared, length), make([]byte, 127*8)...)
+	own := append(binary.AppendUvarint([]byte{128, 1, 1}, 1+more), binary.AppendVarint(nil, length)...)
+	own = append(binary.AppendVarint(own, -length), 64)
+	own = binary.LittleEndian.AppendUint64(own, 0)
+	for range 127 {
+		own = binary.LittleEndian.AppendUint64(own, length)
+	}
+	body := bytes.Join([][]byte{shared, own, bytes.Repeat([]byte("x"), length)}, nil)
+	c, r := pagedOf(Column{Path: []string{"x"}, physical: typeBytes, Bytes: true}, 1+more, pageOf(pageData, 1+more, encDeltaBytes, body))
+	allocated := func(f func()) int64 {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		f()
+		runtime.ReadMemStats(&after)
+		return int64(after.TotalAlloc - before.TotalAlloc)
+	}
+	var pages []Page
+	var values []byte
+	var starts []int64
+	var err error
+	if n := allocated(func() { pages, err = c.Pages(t.Context(), r, 0) }); err != nil || pages[0].Elements != (1+more)*length || n > 4*length {
+		t.Fatalf("%d bytes were used to count %+v: %v", n, pages, err)
+	}
+	if n := allocated(func() { values, err = c.Read(t.Context(), r, &pages[0], nil) }); err != nil || len(values) != (1+more)*length || n > c.Memory(&pages[0]) {
+		t.Errorf("%d bytes were used to read %d, %d may be: %v", n, len(values), c.Memory(&pages[0]), err)
+	}
+	if n := allocated(func() { starts, err = c.Starts(t.Context(), r, &pages[0], nil) }); err != nil || starts[more] != more*length || n > 4*length {
+		t.Errorf("%d bytes were used to find %d rows: %v", n, len(starts), err)
 	}
 }
 

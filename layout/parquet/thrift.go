@@ -36,12 +36,23 @@ type thrift struct {
 	buf   []byte
 	at    int
 	depth int
+	left  int64 // bytes that objects which are made of it may take
 	err   error
+}
+
+// errRoom says that metadata of few bytes takes much memory.
+var errRoom = errors.New("too much is described")
+
+// take counts the bytes of an object that is made of the metadata.
+func (t *thrift) take(n int64) {
+	if t.left -= n; t.left < 0 {
+		t.fail("%w", errRoom)
+	}
 }
 
 func (t *thrift) fail(format string, args ...any) {
 	if t.err == nil {
-		t.err = fmt.Errorf("%w at its byte %d: %s", errThrift, t.at, fmt.Sprintf(format, args...))
+		t.err = fmt.Errorf("%w at its byte %d: %w", errThrift, t.at, fmt.Errorf(format, args...))
 	}
 	t.at = len(t.buf)
 }

@@ -350,30 +350,48 @@ func (v *values) cutBytes(body []byte, lengths []int64) (*decoded, error) {
 
 // deltaBytes decodes texts that share their starts with the ones before.
 func (v *values) deltaBytes(body []byte, n int64) (*decoded, error) {
-	shared, body, err := deltas(body, n)
+	t, err := v.sharing(body, n)
 	if err != nil {
-		return nil, fmt.Errorf("column %q: %w", v.column.Name(), err)
+		return nil, err
 	}
-	lengths, body, err := deltas(body, n)
-	if err != nil {
-		return nil, fmt.Errorf("column %q: %w", v.column.Name(), err)
-	}
-	if len(shared) != len(lengths) {
-		return nil, v.broken("%d starts and %d ends of texts", len(shared), len(lengths))
-	}
-	d := &decoded{}
-	var last []byte
-	for i, own := range lengths {
-		if shared[i] < 0 || shared[i] > int64(len(last)) || own < 0 || own > int64(len(body)) {
-			return nil, v.broken("a text is longer than its page")
-		}
-		if int64(len(d.bytes))+shared[i]+own > MaxPage {
-			return nil, fmt.Errorf("%w: a page of column %q holds texts of more than %d bytes: write it with smaller pages", ErrUnread, v.column.Name(), MaxPage)
-		}
-		start := len(d.bytes)
-		d.bytes = append(append(d.bytes, last[:shared[i]]...), body[:own]...)
-		last, body = d.bytes[start:], body[own:]
+	d := &decoded{bytes: make([]byte, 0, t.size), ends: make([]int32, 0, len(t.own))}
+	start := 0 // of the text before
+	for i, own := range t.own {
+		shared := d.bytes[start:][:t.shared[i]]
+		start = len(d.bytes)
+		d.bytes = append(append(d.bytes, shared...), t.rest[:own]...)
 		d.ends = append(d.ends, int32(len(d.bytes)))
+		t.rest = t.rest[own:]
 	}
 	return d, nil
+}
+
+// sharing is texts that share their starts with the ones before: how many bytes each shares, and how many of rest are its own.
+type sharing struct {
+	shared, own []int64
+	rest        []byte
+	size        int64 // bytes of all texts, which a few of rest may make
+}
+
+func (v *values) sharing(body []byte, n int64) (t sharing, err error) {
+	if t.shared, t.rest, err = deltas(body, n); err == nil {
+		t.own, t.rest, err = deltas(t.rest, n)
+	}
+	if err != nil {
+		return t, fmt.Errorf("column %q: %w", v.column.Name(), err)
+	}
+	if len(t.shared) != len(t.own) {
+		return t, v.broken("%d starts and %d ends of texts", len(t.shared), len(t.own))
+	}
+	last, left := int64(0), int64(len(t.rest))
+	for i, own := range t.own {
+		if t.shared[i] < 0 || t.shared[i] > last || own < 0 || own > left {
+			return t, v.broken("a text is longer than its page")
+		}
+		last, left = t.shared[i]+own, left-own
+		if t.size += last; t.size > MaxPage {
+			return t, fmt.Errorf("%w: a page of column %q holds texts of more than %d bytes: write it with smaller pages", ErrUnread, v.column.Name(), MaxPage)
+		}
+	}
+	return t, nil
 }

@@ -32,6 +32,8 @@ from ._types import A, Dataset, Ints, Whole, count_of, starts_of
 from .permutation import mixed
 
 SHARES = {"train": 0.99, "val": 0.01}
+_AT_ONCE = 1 << 18
+"""Hashes that are made at once: each takes 8 bytes, several times over."""
 
 
 class Part(Generic[A]):
@@ -52,7 +54,7 @@ class Part(Generic[A]):
         self.begins: Ints = borders[self.numbers]
         self.documents: Ints = np.zeros(len(self.numbers) + 1, np.int64)
         np.cumsum(borders[self.numbers + 1] - self.begins, out=self.documents[1:])
-        self.digest = hashlib.blake2b(self.numbers.astype("<i8").tobytes(), digest_size=8).hexdigest()
+        self.digest = digest_of(self.numbers)
 
         self.path = f"a part of {whole.path}"
         self.dtype, self.device = whole.dtype, whole.device
@@ -199,13 +201,17 @@ def chosen(shards: Sequence[tuple[str, int]], name: str, shares: Mapping[str, fl
     exact = {key: Fraction(str(share)) for key, share in shares.items()}
     if name not in exact or sum(exact.values()) != 1 or min(exact.values()) < 0:
         raise InvalidError(f"split {name!r} of {dict(shares)}: name one of them, and let their shares sum to 1")
-    hashes = np.concatenate([mixed(_key(seed, shard), np.arange(many)) for shard, many in shards])
     borders, end = [0], Fraction(0)
     for share in exact.values():
         end += share
         borders.append(int(end * (1 << 64)))
     at = list(exact).index(name)
-    mask: NDArray[np.bool_] = (hashes >= np.uint64(borders[at])) & (hashes <= np.uint64(borders[at + 1] - 1)) if borders[at] < borders[at + 1] else hashes < 0
+    mask, begin = np.zeros(sum(many for _, many in shards), np.bool_), 0
+    for shard, many in shards:
+        for first in range(0, many if borders[at] < borders[at + 1] else 0, _AT_ONCE):
+            hashes = mixed(_key(seed, shard), np.arange(first, min(first + _AT_ONCE, many)))
+            mask[begin + first :][: len(hashes)] = (hashes >= np.uint64(borders[at])) & (hashes <= np.uint64(borders[at + 1] - 1))
+        begin += many
     if not mask.any():
         raise InvalidError(f"no {what} falls into {name!r}: give it a larger share")
     return mask
@@ -225,6 +231,11 @@ def shards_of(dataset: Dataset[Any]) -> Sequence[tuple[str, int]]:
     if sum(n for _, n in listed) != documents or any(n < 0 for _, n in listed):
         raise FormatError(f"{beside} lists other documents than the {documents} that are known")
     return listed
+
+
+def digest_of(numbers: Ints) -> str:
+    """A mark of these numbers, for states."""
+    return hashlib.blake2b(np.ascontiguousarray(numbers, "<i8").data, digest_size=8).hexdigest()
 
 
 def _key(seed: int, shard: str) -> int:

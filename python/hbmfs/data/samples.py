@@ -16,7 +16,6 @@ lacks a ragged field has 0 of them.
 from __future__ import annotations
 
 import copy
-import hashlib
 import math
 import operator
 import os
@@ -35,7 +34,7 @@ from ._open_fields import PINNED, Opened, OpenField
 from ._sample_rows import SampleRows
 from ._scatter import Spans
 from ._types import Ints, starts_of
-from .part import chosen
+from .part import chosen, digest_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -150,11 +149,13 @@ class SampleDataset:
         numbers = np.asarray(samples)
         if numbers.dtype == np.bool_ and numbers.shape == (len(self),):
             numbers = np.flatnonzero(numbers)
-        if numbers.ndim != 1 or not (numbers.dtype.kind in "iu" or not len(numbers)):
+        elif numbers.ndim != 1 or not (numbers.dtype.kind in "iu" or not len(numbers)):
             raise InvalidError(f"samples are {shown(samples)}: give the numbers of some, or a mask of all {len(self)}")
+        else:
+            numbers = numbers.astype(np.int64)  # the caller may change its array
         other = copy.copy(self)
-        other.numbers = self.numbers_of(self._inside(numbers.astype(np.int64)))
-        other.digest = hashlib.blake2b(other.numbers.astype("<i8").tobytes(), digest_size=8).hexdigest()
+        other.numbers = self.numbers_of(self._inside(numbers))
+        other.digest = digest_of(other.numbers)
         return other
 
     @checked

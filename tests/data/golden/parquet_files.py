@@ -1,4 +1,4 @@
-"""Writes layout/parquet/testdata with pyarrow: the encodings, compressions and page versions that writers choose.
+"""Writes layout/parquet/testdata with pyarrow and datasets: the encodings, compressions and page versions that writers choose.
 
     python tests/data/golden/parquet_files.py layout/parquet/testdata
 
@@ -60,6 +60,29 @@ def encrypted(t: pa.Table, out: Path) -> None:
         assert pq.read_table(path, decryption_properties=decryption).equals(t)
 
 
+def arrays(out: Path) -> None:
+    """Arrays of datasets, whose values count on from row to row, in both of its formats. The first dimension of one varies."""
+    import datasets
+    import numpy as np
+
+    def rows(shape: tuple[int, ...], dtype: str) -> list[np.ndarray]:
+        return list(np.arange(20 * np.prod(shape)).astype(dtype).reshape(20, *shape))
+
+    varying = [np.arange(2 * (i % 3 + 1), dtype="i4").reshape(-1, 2) for i in range(20)]
+    columns = {"latent": rows((2, 3, 4), "f2"), "pixels": rows((3, 4), "u1"), "varying": varying, "id": list(range(20))}
+    types = {
+        "latent": datasets.Array3D((2, 3, 4), "float16"),
+        "pixels": datasets.Array2D((3, 4), "uint8"),
+        "varying": datasets.Array2D((None, 2), "int32"),
+        "id": datasets.Value("int64"),
+    }
+    whole = datasets.Dataset.from_dict(columns, features=datasets.Features(types))
+    whole.to_parquet(str(out / "arrays.parquet"), batch_size=7)
+    table = whole.data.table
+    with pa.OSFile(str(out / "arrays.arrow"), "wb") as f, pa.ipc.new_stream(f, table.schema) as w:
+        w.write_table(table, max_chunksize=7)
+
+
 def main() -> None:
     out = Path(sys.argv[1])
     out.mkdir(parents=True, exist_ok=True)
@@ -86,6 +109,7 @@ def main() -> None:
                    column_encoding={"split.list.element": "BYTE_STREAM_SPLIT"}, data_page_size=500, write_batch_size=64)
     struct = pa.array([{"ids": [i, i + 1]} for i in range(9)], pa.struct([("ids", pa.large_list(pa.uint32()))]))
     pq.write_table(pa.table({"tokens": struct, "lists": pa.array([[[1]]] * 9, pa.list_(pa.list_(pa.int32())))}), out / "struct.parquet")
+    arrays(out)
     text = t.select(["id", "text", "input_ids"])
     with pa.OSFile(str(out / "stream.arrow"), "wb") as f, pa.ipc.new_stream(f, text.schema) as w:
         w.write_table(text, max_chunksize=9)

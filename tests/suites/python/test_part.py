@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import subprocess
+import tracemalloc
 
 import hbmfs
 import numpy as np
@@ -120,6 +121,17 @@ def test_a_split_has_its_share():
     train, val = part.split(ds, "train", None, 0), part.split(ds, "val", None, 0)
     assert len(train.numbers) + len(val.numbers) == 200_000 and abs(len(val.numbers) - 2000) < 250
     assert set(part.split(ds, "val", None, 1).numbers) != set(val.numbers)
+
+
+def test_a_large_split_has_few_hashes_at_once():
+    shards = [("a", 1 << 21), ("b", 0), ("c", 10)]
+    tracemalloc.start()
+    mask = part.chosen(shards, "train", None, 0, "document")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(mask) == (1 << 21) + 10 and peak < 24 << 20
+    hashes = np.concatenate([mixed(part._key(0, name), np.arange(n)) for name, n in shards])
+    assert np.array_equal(mask, hashes < np.uint64((1 << 64) * 99 // 100))
 
 
 def test_a_document_stays_where_it_is_when_shards_are_added(tmp_path):

@@ -145,3 +145,28 @@ def test_images_of_datasets(mounted):
         with hbmfs.SampleDataset(there / ".hbmfs/views/data" / split, tensors=False) as ds:
             assert [sample["image.bytes"].tobytes() for sample in ds] == [image["bytes"] for image in images]
             assert [int(sample["label"]) for sample in ds] == [i % 2 for i in range(ROWS)]
+
+
+@pytest.mark.parametrize("kind", ["arrow", "parquet"])
+def test_arrays_of_datasets(mounted, kind):
+    import datasets
+
+    data, mount = mounted
+    r = np.random.default_rng(3)
+    shapes = {"latent": ((4, 3, 5), "float16"), "image": ((7, 6, 3), "uint8"), "table": ((2, 9), "float64"), "deep": ((2, 1, 2, 3), "int32")}
+    features = {name: getattr(datasets, f"Array{len(shape)}D")(shape, dtype) for name, (shape, dtype) in shapes.items()}
+    columns = {name: list(r.integers(0, 99, (ROWS, *shape)).astype(dtype)) for name, (shape, dtype) in shapes.items()}
+    whole = datasets.Dataset.from_dict(columns, features=datasets.Features(features))
+    if kind == "arrow":
+        whole.save_to_disk(data / "saved", num_shards=2)
+        read = datasets.load_from_disk(data / "saved")
+    else:
+        whole.to_parquet(data / "train.parquet", batch_size=50)
+        read = datasets.load_dataset("parquet", data_files=[str(data / "train.parquet")], split="train", cache_dir=data.parent / "cache")
+    want = list(read.with_format("numpy"))
+    with hbmfs.SampleDataset(mount() / ("saved" if kind == "arrow" else "."), tensors=False) as ds:
+        assert {name: (tuple(field["shape"]), field["dtype"]) for name, field in ds.fields.items()} == shapes
+        assert len(ds) == ROWS
+        for sample, other in zip(ds, want, strict=True):
+            for name, (_, dtype) in shapes.items():
+                assert sample[name].dtype == dtype and np.array_equal(sample[name], other[name])

@@ -1,0 +1,96 @@
+package layout
+
+import (
+	"bytes"
+	"encoding/binary"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func arraysFixture(t testing.TB, name string) []byte {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join("parquet", "testdata", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+// TestArraysOfDatasets reads arrays that datasets wrote, whose values count on from row to row.
+func TestArraysOfDatasets(t *testing.T) {
+	for _, name := range []string{"arrays.arrow", "arrays.parquet"} {
+		got, about := samples(t, index(t, files{name: arraysFixture(t, name)}))
+		var latents []byte
+		for i := range 20 * 24 {
+			latents = append(latents, halfOf(i)...)
+		}
+		for field, want := range map[string]struct {
+			shape  []int64
+			values []byte
+		}{"latent": {[]int64{2, 3, 4}, latents}, "pixels": {[]int64{3, 4}, countedBytes(240)}} {
+			i := slices.IndexFunc(about.Fields, func(f Field) bool { return f.Name == field })
+			if f := about.Fields[i]; f.Kind != "dense" || !slices.Equal(f.Shape, want.shape) || !bytes.Equal(bytes.Join(got[field], nil), want.values) {
+				t.Errorf("%s: %+v: %x", name, f, got[field])
+			}
+		}
+		i := slices.IndexFunc(about.Fields, func(f Field) bool { return f.Name == "varying" })
+		if f := about.Fields[i]; !strings.Contains(f.Missing, "column of list of list") {
+			t.Errorf("%s: an array whose first dimension varies: %+v", name, f)
+		}
+	}
+}
+
+// halfOf is a whole number below 2,048 as float16.
+func halfOf(n int) []byte {
+	bits := uint16(0)
+	for e := 10; n > 0 && bits == 0; e-- {
+		if n>>e != 0 {
+			bits = uint16(15+e)<<10 | uint16(n<<(10-e))&0x3ff
+		}
+	}
+	return binary.LittleEndian.AppendUint16(nil, bits)
+}
+
+func countedBytes(n int) (out []byte) {
+	for i := range n {
+		out = append(out, byte(i))
+	}
+	return out
+}
+
+// TestArraysOfOtherShapes has lists that are not those of the shape.
+func TestArraysOfOtherShapes(t *testing.T) {
+	arrow := arraysFixture(t, "arrays.arrow")
+	offsets := func(step int32, n int) (out []byte) {
+		for i := range int32(n) {
+			out = binary.LittleEndian.AppendUint32(out, uint32(i*step))
+		}
+		return out
+	}
+	for _, change := range []struct {
+		find []byte
+		at   int
+		to   byte
+	}{{offsets(3, 7), 24, 17}, {offsets(3, 7), 0, 1}, {offsets(4, 8), 0, 1}} {
+		data := bytes.Clone(arrow)
+		i := bytes.LastIndex(data, change.find)
+		if i < 0 {
+			t.Fatal("the offsets are not there")
+		}
+		data[i+change.at] = change.to
+		_, about := samples(t, index(t, files{"a.arrow": data}))
+		if n := slices.IndexFunc(about.Fields, func(f Field) bool { return strings.Contains(f.Missing, "not all arrays of column") }); n < 0 {
+			t.Errorf("%+v: %+v", change, about.Fields)
+		}
+	}
+	for _, other := range []string{`[[3, 5], "uint8"]`, `[[3, 0], "uint8"]`, `[[3, -4], "uint"]`, `[[3, 4, 5], "u8"]`, `[[3, 4000000000]]`, `{"3": 4, "5": 6} `} {
+		v := index(t, files{"a.arrow": bytes.ReplaceAll(arrow, []byte(`[[3, 4], "uint8"]`), []byte(other))})
+		all, err := v.Sets[0].samplesOf(t.Context())
+		if err == nil && all.fields[1].missing == "" {
+			t.Errorf("arrays of another shape are shown: %q", other)
+		}
+	}
+}
