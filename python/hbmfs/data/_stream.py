@@ -38,7 +38,7 @@ Found = tuple[Ints, "NDArray[np.int32] | None"]
 """Of rows: the first token of each, and its dataset; None: the first."""
 NEVER = 1 << 62
 """A position that no run reaches."""
-_DEPTH, _UNDER_WAY = 8, 256 << 20  # batches that keep the link to a GPU busy, in so many bytes of tokens of 8 bytes
+DEPTH, _UNDER_WAY = 8, 256 << 20  # batches that keep the link to a GPU busy, in so many bytes of tokens of 8 bytes
 _WINDOW, _WINDOW_SAMPLES = 64, 1 << 17  # batches, of so many samples of all ranks, that are planned at once where nobody is told
 
 
@@ -54,6 +54,7 @@ class Stream(Generic[B]):
     pass_samples        the samples of one iteration from its begin to its end, None if it has none
     """
 
+    _deepest = DEPTH  # batches on their way to a GPU
     _row: int  # tokens read for one sample, or words of 8 bytes
     _rows: Rows | Beside | SampleRows
     pass_samples: int | None
@@ -94,7 +95,7 @@ class Stream(Generic[B]):
         """Batches on their way while the caller works on one."""
         if self._depth is not None:
             return self._depth
-        most = _DEPTH if self._rows.on_gpu else 2
+        most = self._deepest if self._rows.on_gpu else 2
         return max(2, min(most, _UNDER_WAY // (8 * self.batch_size * self._row)))
 
     @property

@@ -30,7 +30,7 @@ from ._packing import Packing, count, pack
 from ._queue import Queue
 from ._scatter import Spans
 from ._segments import Packed, Segments, Sequences, borders_of, next_tokens, rows_and_labels
-from ._stream import _WINDOW_SAMPLES, NEVER, STATE_VERSION, Stream, at_least
+from ._stream import _WINDOW_SAMPLES, DEPTH, NEVER, STATE_VERSION, Stream, at_least
 from ._types import A, Dataset, Ints
 from .part import Aligned, part_of, whole_of
 from .tokens import parse_dtype
@@ -91,6 +91,7 @@ class PackedStream(Stream["Packed[A]"], Generic[A]):
 
     window      documents that are packed together: more of them leave less free, and take longer to begin with
     pad         the token of places that stay free
+    depth       as in TokenStream, but up to 16 on a GPU with None
     The rest is as in TokenStream. A state may be loaded with another rank, world_size and batch_size, and nothing else.
 
     len(stream) is exact with epochs=. The first call in a pass packs all of its documents, without reading them, which takes
@@ -99,6 +100,7 @@ class PackedStream(Stream["Packed[A]"], Generic[A]):
 
     pass_samples = None
     _endless = "give epochs=1"
+    _deepest = 2 * DEPTH  # on an H100, batches of 3,000 documents came at 0.76 of the rate of TokenStream with 15, and at 0.69 with 8
 
     @overload
     def __init__(self, dataset: Dataset[A], batch_size: int, seq_len: int, **o: Unpack[Options]) -> None: ...

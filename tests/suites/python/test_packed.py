@@ -301,6 +301,14 @@ def test_every_format_that_knows_documents(opened, mount, expect):
     assert seen >= 10
 
 
+def test_batches_under_way(opened, mount, expect):
+    ds = opened(mount / next(where for where, _, found in streams(expect) if "document_starts" in found))
+    for make, on_gpu in (hbmfs.TokenStream, 8), (hbmfs.PackedStream, 16):
+        assert make(ds, 2, 11).depth == (2 if ds.device == "cpu" else on_gpu)
+        assert make(ds, 2, 11, depth=3).depth == 3
+        assert make(ds, 1 << 20, 11).depth == 2
+
+
 @pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.int32, np.float64])
 def test_pieces_and_padding(opened, tmp_path, kind):
     tokens = (np.arange(1000) % 251).astype(kind)
