@@ -167,6 +167,11 @@ def measure(where, folder, options):
     for name, all_rates in rates.items():
         middle, cpu = statistics.median(all_rates), statistics.median(clock.rows[name]["cpu"]) / (size / 1e9)
         print(f"| {name} | {middle:.1f} ({all_rates[0]:.1f}-{all_rates[-1]:.1f}) | {cpu:.2f} | {middle / top:.2f} | {clock.rows[name]['peak'] / 1e9:.1f} |", flush=True)
+    of_peers = {name: statistics.median(some) for name, some in rates.items() if "hbmfs" not in name and name != "pinned copy"}
+    if of_peers and "hbmfs" in rates:
+        best = max(of_peers, key=of_peers.get)
+        worst, middle = rates["hbmfs"][0] / of_peers[best], statistics.median(rates["hbmfs"]) / of_peers[best]
+        print(f"hbmfs has {middle:.2f} of the median of the best peer, {best}, and {worst:.2f} in its slowest round", flush=True)
     for file in files:
         file.unlink()
     return {"bytes": size, "rows": clock.rows}
@@ -191,8 +196,8 @@ def main():
             with tempfile.TemporaryDirectory(prefix="hbmfs-loaders-", dir=parent) as folder:
                 result[where] = measure(where, Path(folder), options)
             print(f"{time.perf_counter() - start:.0f} s", flush=True)
-    if options.json:
-        Path(options.json).write_text(json.dumps(result, indent=1))
+            if options.json:
+                Path(options.json).write_text(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":

@@ -105,7 +105,11 @@ class Loaders:
         return {name: tensor for file in self.files for name, tensor in load_file(file, device=self.device).items()}
 
     def fastsafetensors(self, copier="nogds", group=None, **options):
-        """As vLLM drives it, which passes what ParallelLoader's default is: two files are on the device beside the tensors."""
+        """As vLLM drives it, which passes what ParallelLoader's default is: two files are on the device beside the tensors.
+
+        Unless the environment says otherwise, its own copiers read what the page cache holds, and not past it.
+        """
+        os.environ.setdefault("FASTSAFETENSORS_ODIRECT", "0")
         from fastsafetensors import SingleGroup
         from fastsafetensors.loader import BaseSafeTensorsFileLoader
         from fastsafetensors.parallel_loader import PipelineParallel
