@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from .._lib import _device
 from .._lib._transfer import Progress, Transfer, open_reader, shower
-from ..errors import ClosedError, DeviceError, FormatError
+from ..errors import ClosedError, DeviceError
 from . import _model_files, _parts
-from ._load import Call, Torch, _view
+from ._load import Call, Torch, _view, open_files
 from ._parts import Cut, Layout, Place
 from .safetensors_header import Header
 
@@ -113,10 +113,7 @@ class Arriving:
             self._set(_tensors={}, _failure=err, _over=True)
 
     def _read(self, stack: contextlib.ExitStack, reader: Reader, progress: Progress, stream: Any) -> None:
-        files = [stack.enter_context(file) for file in reader.open_many([header.path for header in self._headers])]
-        for header, file in zip(self._headers, files, strict=True):
-            if file.size != header.size:
-                raise FormatError(f"{header.path} changed while it was opened: load it again when its writer is done")
+        files = open_files(stack, reader, self._headers)
         places = self._layout.places
         ends = dict(zip((place.part.tensor.name for place in places), accumulate(place.part.length for place in places), strict=True))
         total = sum(place.part.length for place in places)
