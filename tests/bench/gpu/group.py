@@ -37,10 +37,7 @@ import torch.distributed as dist
 from in_place import resident, warm
 from torch import multiprocessing
 from torch_weights import Loaders as Alone
-from torch_weights import disk, forget, fresh_memory, make, same
-
-SLOW = 1.5
-"""Seconds of a load from which on a loader takes part in two rounds only."""
+from torch_weights import SLOW, disk, forget, fresh_memory, make, same
 
 
 def columns(rank, size):
@@ -60,18 +57,15 @@ def megatron(rank, size):
 
 WIDTH, HEIGHT = {}, {}
 LOADERS = (
-    "hbmfs", "hbmfs_each_all", "hbmfs_its_share", "hbmfs_rows", "hbmfs_columns", "hbmfs_columns_alone", "hbmfs_megatron", "instanttensor",
+    "hbmfs", "hbmfs_each_all", "hbmfs_its_share", "hbmfs_rows", "hbmfs_columns", "hbmfs_columns_alone", "hbmfs_megatron", "instanttensor_buffered",
     "fastsafetensors", "fastsafetensors_unified", "fastsafetensors_hbmfs", "fastsafetensors_hbmfs_chunks", "safetensors",
 )  # fmt: skip
 
 
-class Loaders:
+class Loaders(Alone):
     def __init__(self, folder, files, rank, size, device):
-        self.folder, self.files, self.rank, self.size, self.device = folder, files, rank, size, device
-        self.alone = "staged" if device != "cpu" else "auto"
-
-    def hbmfs(self):
-        return hbmfs.load_safetensors(self.folder, self.device, group=dist.group.WORLD, progress=False)
+        super().__init__(folder, files, device, dist.group.WORLD)
+        self.rank, self.size, self.alone = rank, size, "staged" if device != "cpu" else "auto"
 
     def hbmfs_each_all(self):
         return hbmfs.load_safetensors(self.folder, self.device, method=self.alone, progress=False)
@@ -80,41 +74,19 @@ class Loaders:
         return hbmfs.load_safetensors(self.folder, self.device, method=self.alone, slices=rows(self.rank, self.size), progress=False) and None
 
     def hbmfs_rows(self):
-        return hbmfs.load_safetensors(self.folder, self.device, group=dist.group.WORLD, slices=rows(self.rank, self.size), progress=False)
+        return hbmfs.load_safetensors(self.folder, self.device, group=self.group, slices=rows(self.rank, self.size), progress=False)
 
     def hbmfs_columns(self):
-        return hbmfs.load_safetensors(self.folder, self.device, group=dist.group.WORLD, slices=columns(self.rank, self.size), progress=False)
+        return hbmfs.load_safetensors(self.folder, self.device, group=self.group, slices=columns(self.rank, self.size), progress=False)
 
     def hbmfs_columns_alone(self):
         return hbmfs.load_safetensors(self.folder, self.device, slices=columns(self.rank, self.size), progress=False)
 
     def hbmfs_megatron(self):
-        return hbmfs.load_safetensors(self.folder, self.device, group=dist.group.WORLD, slices=megatron(self.rank, self.size), progress=False)
-
-    def instanttensor(self):
-        from instanttensor import BackendPolicy, safe_open
-
-        with safe_open(
-            [str(file) for file in self.files], framework="pt", device=self.rank, process_group=dist.group.WORLD, backend=BackendPolicy.BUFFERED
-        ) as file:
-            return dict(file.tensors())
-
-    def fastsafetensors(self, copier="nogds", **options):
-        return Alone(self.folder, self.files, self.device).fastsafetensors(copier, dist.group.WORLD, **options)
-
-    def fastsafetensors_unified(self):
-        return self.fastsafetensors("unified")
-
-    def fastsafetensors_hbmfs(self):
-        return self.fastsafetensors("hbmfs")
+        return hbmfs.load_safetensors(self.folder, self.device, group=self.group, slices=megatron(self.rank, self.size), progress=False)
 
     def fastsafetensors_hbmfs_chunks(self):
         return self.fastsafetensors("hbmfs", max_batch_bytes=1 << 30)
-
-    def safetensors(self):
-        from safetensors.torch import load_file
-
-        return {name: tensor for file in self.files for name, tensor in load_file(file, device=self.device).items()}
 
 
 def share_of(expected, want):

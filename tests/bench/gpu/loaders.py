@@ -26,29 +26,11 @@ from pathlib import Path
 import hbmfs
 import torch
 from hbmfs.weights import _load
-from torch_weights import Clock, Loaders, compared, make, wall
-
-SLOW = 1.5
-"""Seconds of a load from which on a loader takes part in two rounds only."""
+from torch_weights import SLOW, Clock, Loaders, compared, make, wall
 
 
 class Peers(Loaders):
     """The loaders that others wrote. Each gives a dict of tensors, or None where it knows bytes only."""
-
-    def __init__(self, folder, files, device):
-        super().__init__(folder, files, device)
-        self.index = torch.device(device).index
-
-    def instanttensor(self, backend=None):
-        from instanttensor import safe_open
-
-        with safe_open([str(file) for file in self.files], framework="pt", device=self.index, backend=backend) as file:
-            return dict(file.tensors())
-
-    def instanttensor_buffered(self):
-        from instanttensor import BackendPolicy
-
-        return self.instanttensor(BackendPolicy.BUFFERED)
 
     def kvikio_posix(self):
         """Through the page cache, which libcufile goes past where it can."""
@@ -97,12 +79,6 @@ class Peers(Loaders):
         """The same interface over hbmfs."""
         with hbmfs.safe_open(self.files, framework="pt", device=self.device).prefetch() as loader:
             return dict(loader)
-
-    def fastsafetensors_unified(self):
-        return self.fastsafetensors("unified")
-
-    def fastsafetensors_hbmfs(self):
-        return self.fastsafetensors("hbmfs")
 
     def there(self):
         """Each peer that can be imported, and its ways."""

@@ -36,6 +36,8 @@ from hbmfs._lib import _transfer
 from safetensors.torch import load_file
 
 ROUNDS = 5
+SLOW = 1.5
+"""Seconds of a load from which on a loader takes part in two rounds only."""
 LAYER = {
     "q": (4096, 4096),
     "k": (1024, 4096),
@@ -88,13 +90,13 @@ def fresh_memory():
 
 
 class Loaders:
-    """Ways to load the files. Each gives a dict of tensors, which are there when it returns."""
+    """Ways to load the files, alone or with the ranks of a group. Each gives a dict of tensors, which are there when it returns."""
 
-    def __init__(self, folder, files, device):
-        self.folder, self.files, self.device = folder, files, device
+    def __init__(self, folder, files, device, group=None):
+        self.folder, self.files, self.device, self.group = folder, files, device, group
 
     def hbmfs(self):
-        return hbmfs.load_safetensors(self.folder, self.device, progress=False)
+        return hbmfs.load_safetensors(self.folder, self.device, group=self.group, progress=False)
 
     def kept(self, method):
         """As it is with a reader that stays open."""
@@ -104,7 +106,19 @@ class Loaders:
     def safetensors(self):
         return {name: tensor for file in self.files for name, tensor in load_file(file, device=self.device).items()}
 
-    def fastsafetensors(self, copier="nogds", group=None, **options):
+    def instanttensor(self, backend=None):
+        from instanttensor import safe_open
+
+        index = torch.device(self.device).index
+        with safe_open([str(file) for file in self.files], framework="pt", device=index, process_group=self.group, backend=backend) as file:
+            return dict(file.tensors())
+
+    def instanttensor_buffered(self):
+        from instanttensor import BackendPolicy
+
+        return self.instanttensor(BackendPolicy.BUFFERED)
+
+    def fastsafetensors(self, copier="nogds", **options):
         """As vLLM drives it, which passes what ParallelLoader's default is: two files are on the device beside the tensors.
 
         Unless the environment says otherwise, its own copiers read what the page cache holds, and not past it.
@@ -117,13 +131,19 @@ class Loaders:
 
         if copier == "hbmfs":
             import hbmfs.fastsafetensors  # noqa: F401 (makes it known)
-        ranks = group or SingleGroup()
+        ranks = self.group or SingleGroup()
         loader = BaseSafeTensorsFileLoader(ranks, Device.from_str(self.device), copier)
         pipeline = PipelineParallel(ranks, loader, [str(file) for file in self.files], use_tqdm_on_load=False, **options)
         try:
             return dict(pipeline.iterate_weights())
         finally:
             pipeline.close()
+
+    def fastsafetensors_unified(self):
+        return self.fastsafetensors("unified")
+
+    def fastsafetensors_hbmfs(self):
+        return self.fastsafetensors("hbmfs")
 
     def runai(self):
         from runai_model_streamer import SafetensorsStreamer
