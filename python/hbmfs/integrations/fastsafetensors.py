@@ -86,8 +86,8 @@ class _Line:
                 full = begun and (not self._reads or sum(read.size for read, _ in begun) + self._reads[0].size > AHEAD)
                 read = None if full else self._reads.popleft()
             if read is None:
-                first, request = begun.popleft()
-                first.copier.end(request)
+                first, oldest = begun.popleft()
+                first.copier.end(oldest)
             elif (request := read.copier.begin(read)) is not None:
                 begun.append((read, request))
 
@@ -147,23 +147,22 @@ class HBMFSCopier(CopierInterface):  # type: ignore[misc, unused-ignore]
         if self._names is not None:
             self._first = ranges[0][0] if ranges else header
             room = self._room or (ranges[-1][1] - self._first if ranges else 0)
-        self._file, buffer = self._line.reader.open_file(path), None
+        buffer = self.framework.alloc_tensor_memory(room, self.device)
         try:
-            if self._file.size != size:
-                raise FormatError(f"{path} changed while it was opened: load it again when its writer is done")
-            buffer = self.framework.alloc_tensor_memory(room, self.device)
             if room and not buffer.get_base_address():
                 raise OutOfMemoryError(f"{self.device.as_str()} has no {room} bytes left for {path}: give a max_batch_bytes")
-            self._begin(buffer.get_base_address(), ranges, min(max_copy_block_size, REQUEST))
+            stream = self._stream_until_now()  # now: meanwhile the consumer adds work that waits for other ranks
+            self._file = self._line.reader.open_file(path)
+            if self._file.size != size:
+                raise FormatError(f"{path} changed while it was opened: load it again when its writer is done")
+            self._begin(buffer.get_base_address(), ranges, min(max_copy_block_size, REQUEST), stream)
         except BaseException as err:
             self._end(err)
-            if buffer is not None:
-                self.framework.free_tensor_memory(buffer, self.device)
+            self.framework.free_tensor_memory(buffer, self.device)
             raise
         return buffer
 
-    def _begin(self, pointer: int, ranges: list[tuple[int, int]], most: int) -> None:
-        stream = self._stream_until_now()
+    def _begin(self, pointer: int, ranges: list[tuple[int, int]], most: int, stream: int | None) -> None:
         for start, end in ranges:
             for at in range(start, end, most):
                 self._reads.append(_Read(self, at, min(most, end - at), pointer + at - self._first, stream))

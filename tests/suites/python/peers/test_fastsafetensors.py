@@ -159,6 +159,16 @@ def test_reads_begin_in_the_order_of_the_files(files, expected, monkeypatch):
     assert begun == sorted(begun) and len(begun) > 2 * len(files) and 150_000 < max(most) <= 250_000 and not under_way
 
 
+def test_reads_wait_for_the_work_on_a_stream_until_there_is_memory(files, expected, monkeypatch):
+    """They do not wait for work that the consumer adds while the file is opened, which may wait for other ranks."""
+    done = []
+    for owner, name in ((type(get_framework_op("pytorch")), "alloc_tensor_memory"), (ours.HBMFSCopier, "_stream_until_now"), (hbmfs.Reader, "open_file")):
+        real = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *arguments, real=real, name=name: done.append(name) or real(*arguments))
+    same(loaded(pipeline(files)), expected)
+    assert done == ["alloc_tensor_memory", "_stream_until_now", "open_file"] * len(files)
+
+
 def test_files_of_a_mount(folder, expected, tmp_path, built):
     point = tmp_path / "mount"
     point.mkdir()
