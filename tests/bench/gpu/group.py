@@ -37,7 +37,7 @@ import torch.distributed as dist
 from in_place import resident, warm
 from torch import multiprocessing
 from torch_weights import Loaders as Alone
-from torch_weights import SLOW, disk, forget, fresh_memory, make, same
+from torch_weights import disk, forget, fresh_memory, make, same, takes_part
 
 
 def columns(rank, size):
@@ -197,7 +197,7 @@ def rounds(run):
     took, cpu = {name: [] for name in ways}, {name: [] for name in ways}
     for done in range(run.options.rounds):
         for name, load in ways.items():
-            if done >= 2 and statistics.median(took[name]) > SLOW:
+            if not takes_part(took[name]):
                 continue
             run.fresh_memory()
             dist.barrier(group=run.control)

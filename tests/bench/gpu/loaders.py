@@ -26,7 +26,7 @@ from pathlib import Path
 import hbmfs
 import torch
 from hbmfs.weights import _load
-from torch_weights import SLOW, Clock, Loaders, compared, make, wall
+from torch_weights import Clock, Loaders, compared, make, takes_part, wall
 
 
 class Peers(Loaders):
@@ -124,7 +124,7 @@ def measure(where, folder, options):
     ways = {"pinned copy": wall(size, options.device)} | ways
     for done in range(options.rounds):
         for name, load in list(ways.items()):
-            if done < 2 or statistics.median(clock.rows[name]["seconds"]) < SLOW:
+            if takes_part(clock.rows[name]["seconds"]):
                 torch.cuda.reset_peak_memory_stats()
                 try:
                     clock.measure(name, load)

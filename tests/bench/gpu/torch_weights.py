@@ -14,6 +14,7 @@ Rates are GB/s (1e9 bytes), medians. `open` and `close` are those of a Reader al
 """
 
 import argparse
+import collections
 import concurrent.futures
 import gc
 import json
@@ -36,8 +37,6 @@ from hbmfs._lib import _transfer
 from safetensors.torch import load_file
 
 ROUNDS = 5
-SLOW = 1.5
-"""Seconds of a load from which on a loader takes part in two rounds only."""
 LAYER = {
     "q": (4096, 4096),
     "k": (1024, 4096),
@@ -87,6 +86,11 @@ def fresh_memory():
     torch.cuda.empty_cache()
     torch.cuda.synchronize()
     time.sleep(0.1)
+
+
+def takes_part(seconds):
+    """Whether a loader that took so long takes part in another round: those over 1.5 s take part in two, those over 3 s in one."""
+    return not seconds or statistics.median(seconds) < (3 if len(seconds) == 1 else 1.5)
 
 
 class Loaders:
@@ -172,7 +176,8 @@ class Clock:
     """Measures by wall and by CPU, with the GPU done at both ends."""
 
     def __init__(self, device, size):
-        self.device, self.size, self.rows = device, size, {}
+        self.device, self.size = device, size
+        self.rows = collections.defaultdict(lambda: {"seconds": [], "cpu": []})
 
     def synchronize(self):
         if self.device != "cpu":
@@ -186,7 +191,7 @@ class Clock:
         start, cpu = time.perf_counter(), time.process_time()
         result = run()
         self.synchronize()
-        row = self.rows.setdefault(name, {"seconds": [], "cpu": []})
+        row = self.rows[name]
         row["seconds"].append(time.perf_counter() - start)
         row["cpu"].append(time.process_time() - cpu)
         return result
