@@ -21,6 +21,7 @@ import contextlib
 import gc
 import json
 import os
+import random
 import signal
 import socket
 import statistics
@@ -196,7 +197,7 @@ def rounds(run):
     ways = {"links": link} | ways
     took, cpu = {name: [] for name in ways}, {name: [] for name in ways}
     for done in range(run.options.rounds):
-        for name, load in ways.items():
+        for name, load in random.Random(done).sample(list(ways.items()), len(ways)):  # a loader's memory may be wiped beside the next one
             if not takes_part(took[name]):
                 continue
             run.fresh_memory()
@@ -210,6 +211,8 @@ def rounds(run):
             all_times = run.gather((begin, end, used))
             took[name].append(max(end for _, end, _ in all_times) - max(begin for begin, _, _ in all_times))
             cpu[name].append(sum(used for *_, used in all_times))
+            if run.rank == 0:
+                print(f"  round {done} {name}: {took[name][-1]:.3f} s", flush=True)
     if run.rank == 0:
         print(f"\n{run.size} GPUs, {total / 1e9:.1f} GB in {len(run.files)} files, {os.cpu_count()} CPUs\n| loader | seconds | CPU s |\n|---|---|---|")
         for name, times in took.items():
