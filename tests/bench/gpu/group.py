@@ -21,7 +21,6 @@ import contextlib
 import gc
 import json
 import os
-import random
 import signal
 import socket
 import statistics
@@ -38,7 +37,7 @@ import torch.distributed as dist
 from in_place import resident, warm
 from torch import multiprocessing
 from torch_weights import Loaders as Alone
-from torch_weights import disk, forget, fresh_memory, make, same, takes_part
+from torch_weights import disk, forget, fresh_memory, make, same, shuffled, takes_part
 
 
 def columns(rank, size):
@@ -197,7 +196,7 @@ def rounds(run):
     ways = {"links": link} | ways
     took, cpu = {name: [] for name in ways}, {name: [] for name in ways}
     for done in range(run.options.rounds):
-        for name, load in random.Random(done).sample(list(ways.items()), len(ways)):  # a loader's memory may be wiped beside the next one
+        for name, load in shuffled(ways, done):
             if not takes_part(took[name]):
                 continue
             run.fresh_memory()

@@ -26,7 +26,7 @@ from pathlib import Path
 import hbmfs
 import torch
 from hbmfs.weights import _load
-from torch_weights import Clock, Loaders, compared, make, takes_part, wall
+from torch_weights import Clock, Loaders, compared, make, shuffled, takes_part, wall
 
 
 class Peers(Loaders):
@@ -123,7 +123,7 @@ def measure(where, folder, options):
     del expected
     ways = {"pinned copy": wall(size, options.device)} | ways
     for done in range(options.rounds):
-        for name, load in list(ways.items()):
+        for name, load in shuffled(ways, done):
             if takes_part(clock.rows[name]["seconds"]):
                 torch.cuda.reset_peak_memory_stats()
                 try:

@@ -21,6 +21,7 @@ import json
 import math
 import mmap
 import os
+import random
 import statistics
 import struct
 import sys
@@ -86,6 +87,11 @@ def fresh_memory():
     torch.cuda.empty_cache()
     torch.cuda.synchronize()
     time.sleep(0.1)
+
+
+def shuffled(ways, done):
+    """The ways of a round, in the same order on every rank. A loader's memory may be wiped beside the next one, so each round has another order."""
+    return random.Random(done).sample(list(ways.items()), len(ways))
 
 
 def takes_part(seconds):
