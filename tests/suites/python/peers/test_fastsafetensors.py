@@ -32,8 +32,8 @@ from fastsafetensors.frameworks import get_framework_op
 from fastsafetensors.loader import BaseSafeTensorsFileLoader
 from fastsafetensors.parallel_loader import ParallelLoader, PipelineParallel
 from fastsafetensors.st_types import Device
+from hbmfs._lib import _transfer
 from hbmfs.integrations import _on_request
-from hbmfs.weights import _load
 from test_group import Ranks
 
 SHAPES = ((3,), (33, 129), (), (0, 4), (70_001,))
@@ -173,8 +173,8 @@ def test_reads_wait_for_the_work_on_a_stream_until_there_is_memory(files, expect
 
 def test_the_reader_opens_beside_the_loader(files, expected, monkeypatch):
     allocated, framework = threading.Event(), type(get_framework_op("pytorch"))
-    real, allocate = _load.open_reader, framework.alloc_tensor_memory
-    monkeypatch.setattr(_load, "open_reader", lambda *arguments: allocated.wait(60) and real(*arguments))
+    allocate = framework.alloc_tensor_memory
+    monkeypatch.setattr(_transfer, "Reader", lambda *arguments, **options: allocated.wait(20) and hbmfs.Reader(*arguments, **options))
     monkeypatch.setattr(framework, "alloc_tensor_memory", lambda *arguments: allocated.set() or allocate(*arguments))
     same(loaded(pipeline(files)), expected)
 
