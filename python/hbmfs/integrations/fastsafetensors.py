@@ -28,28 +28,26 @@ try:
     from fastsafetensors.copier.base import CopierInterface, validated_byte_ranges, validated_chunk_allocation_size
     from fastsafetensors.copier.registry import register_copier_constructor
     from fastsafetensors.st_types import DType
-except ModuleNotFoundError as err:
-    raise ModuleNotFoundError("hbmfs.fastsafetensors needs fastsafetensors 0.5 or later: pip install 'fastsafetensors>=0.5'", name="fastsafetensors") from err
 except ImportError as err:
-    raise ImportError(f"hbmfs.fastsafetensors needs fastsafetensors 0.5 or later, which this one is not: {err}", name="fastsafetensors") from err
+    raise type(err)(f"hbmfs.fastsafetensors needs fastsafetensors 0.5 or later: pip install 'fastsafetensors>=0.5' ({err})", name="fastsafetensors") from err
 
 from .._lib import _device
-from .._lib._closing import unheard
-from .._lib._transfer import AHEAD, ARENA, LOOK, REQUEST, open_reader
-from .._lib.reader import File, Reader
+from .._lib._transfer import AHEAD, ARENA, LOOK, REQUEST
+from .._lib.reader import File
 from .._lib.request import Request
 from ..errors import FormatError, InvalidError, OutOfMemoryError, UnavailableError, WaitTimeoutError
+from ..weights._load import Opening
 
 REPLACED = ("nogds", "gds")
 """The names by which loaders and engines ask for a copier."""
 
 
 class _Read(NamedTuple):
-    """A read of [start, end) of a copier's file, after the work that was on a stream."""
+    """A read of bytes of a copier's file from start on, after the work that was on a stream."""
 
     copier: HBMFSCopier
     start: int
-    end: int
+    size: int
     pointer: int
     stream: int | None
 
@@ -57,12 +55,13 @@ class _Read(NamedTuple):
 class _Line:
     """The reader of a loader and of its copiers, and their reads, which a thread begins in their order, AHEAD bytes at a time.
 
-    If all began at once, the first tensor would hardly come before the last one. When the loader and its copiers are gone, another
-    thread closes the reader, since unpinning memory takes milliseconds.
+    If all began at once, the first tensor would hardly come before the last one. Other threads open and close the reader, since pinning
+    and unpinning memory takes milliseconds: it opens while the loader reads headers, and closes when the loader and its copiers are gone.
     """
 
-    def __init__(self, reader: Reader) -> None:
-        self.reader = reader
+    def __init__(self, device: int, method: str) -> None:
+        self.device = device
+        self.opening = Opening(device, method, None)
         self._lock = threading.Lock()  # guards the fields below
         self._reads: deque[_Read] = deque()
         self._busy = False
@@ -79,28 +78,23 @@ class _Line:
                     raise
 
     def _run(self) -> None:
-        begun, ahead = deque[tuple[_Read, Request[int]]](), 0
+        begun = deque[tuple[_Read, Request[int]]]()
         while True:
             with self._lock:
-                read = self._reads[0] if self._reads else None
-                if read is None and not begun:
-                    self._busy = False
+                self._busy = bool(self._reads or begun)
+                if not self._busy:
                     return
-                fits = read is not None and (not begun or ahead + read.end - read.start <= AHEAD)
-                if fits:
-                    self._reads.popleft()
-            if fits and read is not None:
-                if (request := read.copier.begin(read)) is not None:
-                    begun.append((read, request))
-                    ahead += read.end - read.start
-            else:
-                first, request = begun.popleft()
-                first.copier.end(request)
-                ahead -= first.end - first.start
+                full = begun and (not self._reads or sum(read.size for read, _ in begun) + self._reads[0].size > AHEAD)
+                read = None if full else self._reads.popleft()
+            if read is None:
+                first, oldest = begun.popleft()
+                first.copier.end(oldest)
+            elif (request := read.copier.begin(read)) is not None:
+                begun.append((read, request))
 
     def __del__(self) -> None:
         with contextlib.suppress(RuntimeError):  # Python ends, and closes all readers
-            threading.Thread(target=unheard, args=("the reader of fastsafetensors", self.reader.close), name="hbmfs-close").start()
+            threading.Thread(target=self.opening.__exit__, name="hbmfs-close").start()
 
 
 class HBMFSCopier(CopierInterface):  # type: ignore[misc, unused-ignore]
@@ -117,8 +111,7 @@ class HBMFSCopier(CopierInterface):  # type: ignore[misc, unused-ignore]
         self._reads: list[_Read] = []  # in the order of the file
         self._changed = threading.Condition()  # guards the fields below, of which it tells
         self._begun = self._ended = 0  # how many of the reads
-        self._stopped = False  # no other may begin
-        self._failure: BaseException | None = None
+        self._failure: BaseException | None = None  # no other may begin
 
     def set_byte_ranges(self, byte_ranges: list[tuple[int, int]] | None) -> None:
         """Reads these ranges of the file only, into a buffer for all of it."""
@@ -155,47 +148,46 @@ class HBMFSCopier(CopierInterface):  # type: ignore[misc, unused-ignore]
         if self._names is not None:
             self._first = ranges[0][0] if ranges else header
             room = self._room or (ranges[-1][1] - self._first if ranges else 0)
-        self._file, buffer = self._line.reader.open_file(path), None
+        buffer = self.framework.alloc_tensor_memory(room, self.device)
         try:
-            if self._file.size != size:
-                raise FormatError(f"{path} changed while it was opened: load it again when its writer is done")
-            buffer = self.framework.alloc_tensor_memory(room, self.device)
             if room and not buffer.get_base_address():
                 raise OutOfMemoryError(f"{self.device.as_str()} has no {room} bytes left for {path}: give a max_batch_bytes")
-            self._begin(buffer.get_base_address(), ranges, min(max_copy_block_size, REQUEST))
-        except BaseException:
-            self._end()
-            if buffer is not None:
-                self.framework.free_tensor_memory(buffer, self.device)
+            stream = self._stream_until_now()  # now: meanwhile the consumer adds work that waits for other ranks
+            self._file = self._line.opening.result().open_file(path)
+            if self._file.size != size:
+                raise FormatError(f"{path} changed while it was opened: load it again when its writer is done")
+            self._begin(buffer.get_base_address(), ranges, min(max_copy_block_size, REQUEST), stream)
+        except BaseException as err:
+            self._end(err)
+            self.framework.free_tensor_memory(buffer, self.device)
             raise
         return buffer
 
-    def _begin(self, pointer: int, ranges: list[tuple[int, int]], most: int) -> None:
-        stream = self._stream_until_now()
+    def _begin(self, pointer: int, ranges: list[tuple[int, int]], most: int, stream: int | None) -> None:
         for start, end in ranges:
             for at in range(start, end, most):
-                self._reads.append(_Read(self, at, min(at + most, end), pointer + at - self._first, stream))
+                self._reads.append(_Read(self, at, min(most, end - at), pointer + at - self._first, stream))
         self._line.add(self._reads)
 
     def begin(self, read: _Read) -> Request[int] | None:
         """Begins a read on the line's thread. None where it failed, or is not wanted any more."""
         with self._changed:
-            if self._stopped or self._failure is not None or self._file is None:
-                return None
-            try:
-                request = self._file.read_into(read.pointer, read.start, read.end - read.start, read.stream)
-            except BaseException as err:  # noqa: BLE001 (raised where a tensor is waited for)
-                self._failure = err
-                self._changed.notify_all()
-                return None
-            self._begun += 1
-            return request
+            if self._failure is None:
+                try:
+                    assert self._file is not None
+                    request = self._file.read_into(read.pointer, read.start, read.size, read.stream)
+                    self._begun += 1
+                    return request
+                except BaseException as err:  # noqa: BLE001 (raised where a tensor is waited for)
+                    self._failure = err
+                    self._changed.notify_all()
+            return None
 
     def end(self, request: Request[int]) -> None:
         """Waits for a read on the line's thread, or cancels it where it is not wanted any more."""
         failure: BaseException | None = None
         try:
-            while not (self._stopped or self._failure is not None):
+            while self._failure is None:
                 with contextlib.suppress(WaitTimeoutError):
                     request.wait(LOOK)
                     break
@@ -210,7 +202,7 @@ class HBMFSCopier(CopierInterface):  # type: ignore[misc, unused-ignore]
 
     def _stream_until_now(self) -> int | None:
         """A stream that waits for the work on the caller's current one, and not for later work: that of the consumer may wait for other ranks."""
-        device = self._line.reader.device
+        device = self._line.device
         if device == _device.CPU:
             return None
         import torch
@@ -234,11 +226,11 @@ class HBMFSCopier(CopierInterface):  # type: ignore[misc, unused-ignore]
         if self._names is not None and name not in self._names:
             raise InvalidError(f"tensor {name!r} of {self.metadata.src} is not in this chunk")
         start, end = (self.metadata.header_length + offset for offset in self.metadata.tensors[name].data_offsets)
-        number = bisect_right(self._reads, start, key=lambda read: read.end)
+        number = bisect_right(self._reads, start, key=lambda read: read.start + read.size)
         while start < end:
             if number == len(self._reads) or self._reads[number].start > start:
                 raise InvalidError(f"tensor {name!r} of {self.metadata.src} was filtered out and not read")
-            start = self._reads[number].end
+            start = self._reads[number].start + self._reads[number].size
             number += 1
         self._wait(number)
 
@@ -266,14 +258,13 @@ class HBMFSCopier(CopierInterface):  # type: ignore[misc, unused-ignore]
                 if self._failure is not None:
                     raise self._failure
         except BaseException as err:
-            self._failure = err
-            self._end()
+            self._end(err)
             raise
 
-    def _end(self) -> None:
-        """Has the line cancel all that is under way, and closes the file."""
+    def _end(self, failure: BaseException | None = None) -> None:
+        """Has the line cancel all that is under way, after a failure, and closes the file."""
         with self._changed:
-            self._stopped = True
+            self._failure = failure
             self._changed.wait_for(lambda: self._ended == self._begun)
         self._reads = []
         if self._file is not None:
@@ -285,7 +276,7 @@ def _factory(device: Any, *, framework: Any = None, method: str = "auto", **_: A
     """Opens a reader for the files of one loader. Of a loader's options it takes method, as of :class:`hbmfs.Reader`; others are for other copiers."""
     if framework is not None and framework.get_name() != "pytorch":
         raise UnavailableError(f"the copier hbmfs loads tensors of PyTorch, and this loader is for {framework.get_name()}: choose another copier")
-    line = _Line(open_reader(_device.parse(device.as_str()), method))
+    line = _Line(_device.parse(device.as_str()), method)
 
     def construct(metadata: Any, device: Any, framework: Any) -> HBMFSCopier:
         return HBMFSCopier(metadata, device, framework, line)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from .._lib import _device
 from .._lib._transfer import Progress, Transfer, open_reader, shower
-from ..errors import ClosedError, DeviceError, FormatError
+from ..errors import ClosedError
 from . import _model_files, _parts
-from ._load import Call, Torch, _view
+from ._load import Call, Torch, _view, begin_reads, check_device, open_files
 from ._parts import Cut, Layout, Place
 from .safetensors_header import Header
 
@@ -30,8 +30,7 @@ class Arriving:
         import torch
 
         index = _device.parse(device)
-        if reader is not None and reader.device != index:
-            raise DeviceError(f"the reader is for {_device.name(reader.device)} and the weights go to {_device.name(index)}: give one of that device")
+        check_device(reader, index)
         self._library = Torch(_device.name(index))
         self._headers = headers
         self._layout = Layout()
@@ -113,10 +112,7 @@ class Arriving:
             self._set(_tensors={}, _failure=err, _over=True)
 
     def _read(self, stack: contextlib.ExitStack, reader: Reader, progress: Progress, stream: Any) -> None:
-        files = [stack.enter_context(file) for file in reader.open_many([header.path for header in self._headers])]
-        for header, file in zip(self._headers, files, strict=True):
-            if file.size != header.size:
-                raise FormatError(f"{header.path} changed while it was opened: load it again when its writer is done")
+        files = open_files(stack, reader, self._headers)
         places = self._layout.places
         ends = dict(zip((place.part.tensor.name for place in places), accumulate(place.part.length for place in places), strict=True))
         total = sum(place.part.length for place in places)
@@ -135,8 +131,7 @@ class Arriving:
             for block, size in enumerate(self._layout.blocks):
                 blocks = {block: self._library.allocate(size)}  # meanwhile the link works on what was begun
                 self._publish([place for place in places if place.block == block], blocks, ends)
-                for read in self._layout.reads[block]:
-                    transfer.read(files[read.file], self._library.pointer(blocks[block]) + read.to, int(read.offsets[0]), read.run)
+                begin_reads(self._layout.reads[block], self._library.pointer(blocks[block]), files, transfer)
 
     def _publish(self, places: Sequence[Place], blocks: Any, ends: Mapping[str, int]) -> None:
         """Makes the tensors of a block, whose bytes are still to come."""

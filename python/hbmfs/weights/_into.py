@@ -263,7 +263,8 @@ class _Blocks:
             for span in window:
                 self._make(span)
                 for begin, end in _own(self._load, span):
-                    self._begin(span.block, begin, end)
+                    reads = self._load.layout.within(span.block, begin, end)
+                    _load.begin_reads(reads, self._part.library.pointer(self._memory[span.block]), self._part.files, self._transfer)
             self._goes_on = self._size(window[-1]) if window[-1].end < self._load.layout.blocks[window[-1].block] else 0
             if len(self._load.ranks) == 1:
                 self._transfer.then(functools.partial(self._whole, window))
@@ -289,15 +290,6 @@ class _Blocks:
             targets_of = [self._filling.begin(place.part.tensor.name) for place in self._places[span.block]]
             size = self._size(span)
             self._memory[span.block] = self._part.library.allocate(size) if size else targets_of[0].bytes()
-
-    def _begin(self, block: int, begin: int, end: int) -> None:
-        pointer = self._part.library.pointer(self._memory[block])
-        for read in self._load.layout.within(block, begin, end):
-            file, to = self._part.files[read.file], pointer + read.to
-            if len(read.offsets) == 1:
-                self._transfer.read(file, to, int(read.offsets[0]), read.run)
-            else:
-                self._transfer.gather(file, to, read.offsets, read.run)
 
     def _give(self, spans: list[_Span]) -> None:
         """Gives spans to the exchange, once this rank has read its shares of them."""

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -20,12 +20,10 @@ from .._lib._transfer import REQUEST, Progress, Transfer, open_reader, uncache
 from ..errors import DeviceError, DtypeError, FormatError, GroupError, OutOfMemoryError, UnavailableError
 from . import _model_files, _parts
 from ._model_files import Names
-from ._parts import Cut, Layout, Part, Place, Skip, Slices
+from ._parts import Cut, Layout, Part, Place, Read, Skip, Slices
 from .safetensors_header import Header, Tensor
 
 if TYPE_CHECKING:
-    import torch
-
     from .._lib.reader import File, Reader
     from ..group._group import Exchange, Team
     from ._columns import Matrix
@@ -85,8 +83,7 @@ class Call(NamedTuple):
         raise failure
 
     def _run(self, device: int, team: Team | None) -> dict[str, Any]:
-        if self.reader is not None and self.reader.device != device:
-            raise DeviceError(f"the reader is for {_device.name(self.reader.device)} and the weights go to {_device.name(device)}: give one of that device")
+        check_device(self.reader, device)
         library = Torch(_device.name(device)) if has_torch(device) else _Numpy()
         blocks: list[Any] = []
         try:
@@ -114,6 +111,11 @@ class Call(NamedTuple):
             # The traceback keeps this frame, which must not keep the memory. The files are closed by now, which ends reads.
             blocks.clear()
             raise
+
+
+def check_device(reader: Reader | None, device: int) -> None:
+    if reader is not None and reader.device != device:
+        raise DeviceError(f"the reader is for {_device.name(reader.device)} and the weights go to {_device.name(device)}: give one of that device")
 
 
 def columns() -> Any:
@@ -286,15 +288,19 @@ def _read_block(
     """Begins reading this rank's shares of a block, and gives them to the exchange."""
     for begin, end in load.windows(size):
         borders = _borders(load, begin, end)
-        for read in load.layout.within(block, borders[load.me], borders[load.me + 1]):
-            to = library.pointer(memory) + read.to
-            if len(read.offsets) == 1:
-                transfer.read(files[read.file], to, int(read.offsets[0]), read.run)
-            else:
-                transfer.gather(files[read.file], to, read.offsets, read.run)
+        begin_reads(load.layout.within(block, borders[load.me], borders[load.me + 1]), library.pointer(memory), files, transfer)
         if len(load.ranks) > 1:
             assert exchange is not None
             transfer.then(functools.partial(_give, exchange, memory, f"{block}/{begin}", load.ranks, borders))
+
+
+def begin_reads(reads: Iterable[Read], pointer: int, files: Sequence[File], transfer: Transfer) -> None:
+    """Begins reads into a block, whose memory is at the pointer."""
+    for read in reads:
+        if len(read.offsets) == 1:
+            transfer.read(files[read.file], pointer + read.to, int(read.offsets[0]), read.run)
+        else:
+            transfer.gather(files[read.file], pointer + read.to, read.offsets, read.run)
 
 
 def _bytes(load: Load) -> int:

@@ -11,7 +11,7 @@ from .._lib._transfer import Progress
 from .._lib.reader import PageCache
 from ..errors import InvalidError
 from . import _model_files, _parts
-from ._load import Call, Torch, has_torch
+from ._load import Call, Torch
 from ._model_files import Names
 from ._parts import Slices
 

@@ -9,6 +9,7 @@ of all ranks moved, in multiples of the checkpoint.
 """
 
 import argparse
+import contextlib
 import os
 import socket
 import statistics
@@ -50,7 +51,7 @@ def run(rank, args, port):
         torch.cuda.set_device(rank)
     dist.init_process_group("gloo" if args.cpu else "cpu:gloo,cuda:nccl", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=args.ranks)
     mesh = init_device_mesh("cpu" if args.cpu else "cuda", (args.ranks,))
-    with tempfile.TemporaryDirectory(dir=args.dir) if rank == 0 else _nothing() as made:
+    with tempfile.TemporaryDirectory(dir=args.dir) if rank == 0 else contextlib.nullcontext() as made:
         paths = [made]
         dist.broadcast_object_list(paths)
         dcp.save(state("fsdp", mesh, args.gb, 1), storage_writer=dcp.FileSystemWriter(paths[0]))
@@ -94,14 +95,6 @@ def compare(rank, kind, mesh, path, device, args):
 def synchronize(args):
     if not args.cpu:
         torch.cuda.synchronize()
-
-
-class _nothing:
-    def __enter__(self):
-        return None
-
-    def __exit__(self, *_):
-        pass
 
 
 if __name__ == "__main__":

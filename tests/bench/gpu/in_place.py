@@ -1,12 +1,13 @@
 """Weights into tensors that are there, and the page cache afterwards, in two to four minutes.
 
-    in_place.py [--only failures,cache,others,limit] [--gb 15.7] [--shards 4]
-        [--dir DIR] [--json FILE] [--device cuda:0]
+    in_place.py [--only adapter,turns,failures,cache,others,limit] [--gb 15.7] [--shards 4]
+        [--limits auto,keep,0.5/mapped,keep,0.5] [--dir DIR] [--json FILE] [--device cuda:0]
     in_place.py --adapter DIR: only the adapter, made in DIR unless it is there, as on a mount
 
 In turn, with a warm page cache: a fresh load to memory that torch has kept, one to memory fresh from CUDA, and one into an existing module. Then refused
-loads, one that fails midway, targets of another dtype, and some on the host. A LoRA adapter of 50 MB. The page cache after page_cache="drop", and a model of
-twice the memory limit of a control group of version 2, or 1, where this is root. --device cpu tries it out without a GPU.
+loads, one that fails midway, targets of another dtype, and some on the host. A LoRA adapter of 50 MB. The page cache after page_cache="drop", and loads in a
+control group of version 2, or 1, where this is root: by a path, with a page_cache, and with a part of the model's bytes as the limit of memory.
+--device cpu tries it out without a GPU.
 """
 
 import argparse
@@ -235,27 +236,28 @@ def control_group(limit):
     return None, why
 
 
-def limited(folder, paths, device, size, add):
-    """Loads in a process whose control group has half the model's size."""
-    limit = size // 2 if device != "cpu" else 3 * size  # of which weights on the host are a part
-    group, peak = control_group(limit)
-    if group is None:
-        return f"no control group: {peak}"
-    found = {"limit": limit, "file": str(peak)}
-    try:
-        for method, how in (("auto", "keep"), ("auto", "auto"), ("auto", "drop"), ("mapped", "keep"))[: 3 if device == "cpu" else 4]:
+def limited(folder, paths, device, size, limits, add):
+    """Loads in processes whose control groups have a part of the model's size as their limit, and on the host 2.5 times the size beside, for the weights."""
+    found = {}
+    for text in limits.split("/"):
+        method, how, part = text.split(",")
+        limit = int(size * (float(part) + (2.5 if device == "cpu" else 0)))
+        group, peak = control_group(limit)
+        if group is None:
+            return f"no control group: {peak}"
+        try:
             hbmfs.load_safetensors(folder, device, page_cache="drop")
             before = resident(paths)
             command = [sys.executable, __file__, "--limited", str(group), "--dir", str(folder), "--device", device, "--page-cache", how, "--method", method]
             run = subprocess.run(command, capture_output=True, text=True, check=False)
             said = json.loads(run.stdout.splitlines()[-1]) if run.returncode == 0 else {"died": run.returncode, "said": run.stderr[-500:]}
+            found[text] = {"limit": limit, "resident before": round(before, 4), **said, "resident after": round(resident(paths), 4), "peak": int(peak.read_text())}
             events = group / "memory.events"
-            found[f"{method}, {how}"] = {"resident before": round(before, 4), **said, "resident after": round(resident(paths), 4), "peak": int(peak.read_text())}
             if events.exists():
-                found[f"{method}, {how}"]["events"] = dict(line.split() for line in events.read_text().splitlines())
-            add(f"limit, {method}, {how}", found[f"{method}, {how}"])
-    finally:
-        group.rmdir()
+                found[text]["events"] = dict(line.split() for line in events.read_text().splitlines())
+            add(f"limit, {text}", found[text])
+        finally:
+            group.rmdir()
     return found
 
 
@@ -282,7 +284,8 @@ def main():
     parser = argparse.ArgumentParser()
     for name, kind, default in (("gb", float, 15.7), ("shards", int, 4), ("dir", str, None), ("json", str, None), ("device", str, "cuda:0"), ("adapter", Path, None)):
         parser.add_argument(f"--{name}", type=kind, default=default)
-    parser.add_argument("--only", default="failures,cache,others,limit")
+    parser.add_argument("--only", default="adapter,turns,failures,cache,others,limit")
+    parser.add_argument("--limits", default="mapped,keep,0.5/auto,auto,1/auto,keep,0.5/auto,auto,0.5/auto,drop,0.5")
     parser.add_argument("--limited")
     parser.add_argument("--page-cache", default="keep")
     parser.add_argument("--method", default="auto")
@@ -306,11 +309,16 @@ def main():
         def add(what, result):
             found[what] = result
             print(json.dumps({what: result}), flush=True)
+            if arguments.json:
+                Path(arguments.json).write_text(json.dumps(found, indent=1))
 
         device, only = arguments.device, arguments.only.split(",")
-        add("adapter", adapter(Path(name) / "adapter", device))
-        module, result = in_turn(folder, device, size)
-        add("in place", result)
+        if "adapter" in only:
+            add("adapter", adapter(Path(name) / "adapter", device))
+        module = None
+        if {"turns", "failures", "cache"} & set(only):
+            module, result = in_turn(folder, device, size)
+            add("in place", result)
         if "failures" in only:
             add("failures", failures(folder, module, device))
         if "cache" in only:
@@ -323,9 +331,7 @@ def main():
         if device != "cpu":
             torch.cuda.empty_cache()
         if "limit" in only:
-            add("limit", limited(folder, paths, device, size, add))
-        if arguments.json:
-            Path(arguments.json).write_text(json.dumps(found, indent=1))
+            add("limit", limited(folder, paths, device, size, arguments.limits, add))
 
 
 if __name__ == "__main__":

@@ -26,29 +26,11 @@ from pathlib import Path
 import hbmfs
 import torch
 from hbmfs.weights import _load
-from torch_weights import Clock, Loaders, compared, make, wall
-
-SLOW = 1.5
-"""Seconds of a load from which on a loader takes part in two rounds only."""
+from torch_weights import Clock, Loaders, compared, make, shuffled, takes_part, wall
 
 
 class Peers(Loaders):
     """The loaders that others wrote. Each gives a dict of tensors, or None where it knows bytes only."""
-
-    def __init__(self, folder, files, device):
-        super().__init__(folder, files, device)
-        self.index = torch.device(device).index
-
-    def instanttensor(self, backend=None):
-        from instanttensor import safe_open
-
-        with safe_open([str(file) for file in self.files], framework="pt", device=self.index, backend=backend) as file:
-            return dict(file.tensors())
-
-    def instanttensor_buffered(self):
-        from instanttensor import BackendPolicy
-
-        return self.instanttensor(BackendPolicy.BUFFERED)
 
     def kvikio_posix(self):
         """Through the page cache, which libcufile goes past where it can."""
@@ -98,12 +80,6 @@ class Peers(Loaders):
         with hbmfs.safe_open(self.files, framework="pt", device=self.device).prefetch() as loader:
             return dict(loader)
 
-    def fastsafetensors_unified(self):
-        return self.fastsafetensors("unified")
-
-    def fastsafetensors_hbmfs(self):
-        return self.fastsafetensors("hbmfs")
-
     def there(self):
         """Each peer that can be imported, and its ways."""
         ways = {"kvikio": [self.kvikio, self.kvikio_posix], "instanttensor": [self.instanttensor, self.instanttensor_buffered],
@@ -147,8 +123,8 @@ def measure(where, folder, options):
     del expected
     ways = {"pinned copy": wall(size, options.device)} | ways
     for done in range(options.rounds):
-        for name, load in list(ways.items()):
-            if done < 2 or statistics.median(clock.rows[name]["seconds"]) < SLOW:
+        for name, load in shuffled(ways, done):
+            if takes_part(clock.rows[name]["seconds"]):
                 torch.cuda.reset_peak_memory_stats()
                 try:
                     clock.measure(name, load)
@@ -167,6 +143,11 @@ def measure(where, folder, options):
     for name, all_rates in rates.items():
         middle, cpu = statistics.median(all_rates), statistics.median(clock.rows[name]["cpu"]) / (size / 1e9)
         print(f"| {name} | {middle:.1f} ({all_rates[0]:.1f}-{all_rates[-1]:.1f}) | {cpu:.2f} | {middle / top:.2f} | {clock.rows[name]['peak'] / 1e9:.1f} |", flush=True)
+    of_peers = {name: statistics.median(some) for name, some in rates.items() if "hbmfs" not in name and name != "pinned copy"}
+    if of_peers and "hbmfs" in rates:
+        best = max(of_peers, key=of_peers.get)
+        worst, middle = rates["hbmfs"][0] / of_peers[best], statistics.median(rates["hbmfs"]) / of_peers[best]
+        print(f"hbmfs has {middle:.2f} of the median of the best peer, {best}, and {worst:.2f} in its slowest round", flush=True)
     for file in files:
         file.unlink()
     return {"bytes": size, "rows": clock.rows}
@@ -191,8 +172,8 @@ def main():
             with tempfile.TemporaryDirectory(prefix="hbmfs-loaders-", dir=parent) as folder:
                 result[where] = measure(where, Path(folder), options)
             print(f"{time.perf_counter() - start:.0f} s", flush=True)
-    if options.json:
-        Path(options.json).write_text(json.dumps(result, indent=1))
+            if options.json:
+                Path(options.json).write_text(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":

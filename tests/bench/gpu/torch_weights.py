@@ -14,12 +14,14 @@ Rates are GB/s (1e9 bytes), medians. `open` and `close` are those of a Reader al
 """
 
 import argparse
+import collections
 import concurrent.futures
 import gc
 import json
 import math
 import mmap
 import os
+import random
 import statistics
 import struct
 import sys
@@ -87,14 +89,24 @@ def fresh_memory():
     time.sleep(0.1)
 
 
-class Loaders:
-    """Ways to load the files. Each gives a dict of tensors, which are there when it returns."""
+def shuffled(ways, done):
+    """The ways of a round, in the same order on every rank. A loader's memory may be wiped beside the next one, so each round has another order."""
+    return random.Random(done).sample(list(ways.items()), len(ways))
 
-    def __init__(self, folder, files, device):
-        self.folder, self.files, self.device = folder, files, device
+
+def takes_part(seconds):
+    """Whether a loader that took so long takes part in another round: those over 1.5 s take part in two, those over 3 s in one."""
+    return not seconds or statistics.median(seconds) < (3 if len(seconds) == 1 else 1.5)
+
+
+class Loaders:
+    """Ways to load the files, alone or with the ranks of a group. Each gives a dict of tensors, which are there when it returns."""
+
+    def __init__(self, folder, files, device, group=None):
+        self.folder, self.files, self.device, self.group = folder, files, device, group
 
     def hbmfs(self):
-        return hbmfs.load_safetensors(self.folder, self.device, progress=False)
+        return hbmfs.load_safetensors(self.folder, self.device, group=self.group, progress=False)
 
     def kept(self, method):
         """As it is with a reader that stays open."""
@@ -104,8 +116,24 @@ class Loaders:
     def safetensors(self):
         return {name: tensor for file in self.files for name, tensor in load_file(file, device=self.device).items()}
 
-    def fastsafetensors(self, copier="nogds", group=None, **options):
-        """As vLLM drives it, which passes what ParallelLoader's default is: two files are on the device beside the tensors."""
+    def instanttensor(self, backend=None):
+        from instanttensor import safe_open
+
+        index = torch.device(self.device).index
+        with safe_open([str(file) for file in self.files], framework="pt", device=index, process_group=self.group, backend=backend) as file:
+            return dict(file.tensors())
+
+    def instanttensor_buffered(self):
+        from instanttensor import BackendPolicy
+
+        return self.instanttensor(BackendPolicy.BUFFERED)
+
+    def fastsafetensors(self, copier="nogds", **options):
+        """As vLLM drives it, which passes what ParallelLoader's default is: two files are on the device beside the tensors.
+
+        Unless the environment says otherwise, its own copiers read what the page cache holds, and not past it.
+        """
+        os.environ.setdefault("FASTSAFETENSORS_ODIRECT", "0")
         from fastsafetensors import SingleGroup
         from fastsafetensors.loader import BaseSafeTensorsFileLoader
         from fastsafetensors.parallel_loader import PipelineParallel
@@ -113,13 +141,19 @@ class Loaders:
 
         if copier == "hbmfs":
             import hbmfs.fastsafetensors  # noqa: F401 (makes it known)
-        ranks = group or SingleGroup()
+        ranks = self.group or SingleGroup()
         loader = BaseSafeTensorsFileLoader(ranks, Device.from_str(self.device), copier)
         pipeline = PipelineParallel(ranks, loader, [str(file) for file in self.files], use_tqdm_on_load=False, **options)
         try:
             return dict(pipeline.iterate_weights())
         finally:
             pipeline.close()
+
+    def fastsafetensors_unified(self):
+        return self.fastsafetensors("unified")
+
+    def fastsafetensors_hbmfs(self):
+        return self.fastsafetensors("hbmfs")
 
     def runai(self):
         from runai_model_streamer import SafetensorsStreamer
@@ -148,7 +182,8 @@ class Clock:
     """Measures by wall and by CPU, with the GPU done at both ends."""
 
     def __init__(self, device, size):
-        self.device, self.size, self.rows = device, size, {}
+        self.device, self.size = device, size
+        self.rows = collections.defaultdict(lambda: {"seconds": [], "cpu": []})
 
     def synchronize(self):
         if self.device != "cpu":
@@ -162,7 +197,7 @@ class Clock:
         start, cpu = time.perf_counter(), time.process_time()
         result = run()
         self.synchronize()
-        row = self.rows.setdefault(name, {"seconds": [], "cpu": []})
+        row = self.rows[name]
         row["seconds"].append(time.perf_counter() - start)
         row["cpu"].append(time.process_time() - cpu)
         return result

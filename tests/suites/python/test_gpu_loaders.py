@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 sys.path.append(str(Path(__file__).parents[2] / "bench" / "gpu"))
-from torch_weights import Clock, compared
+from torch_weights import Clock, compared, takes_part
 
 
 class Lent(dict):
@@ -53,6 +53,14 @@ def test_the_memory_of_each_loader_is_free_before_the_next_one(capsys):
         for name, way in ways.items():
             clock.measure(name, way)
     assert not held and len(clock.rows["two"]["seconds"]) == 3
+
+
+def test_slow_loaders_take_part_in_fewer_rounds():
+    for seconds, rounds in ((0.3, 5), (2.0, 2), (9.0, 1)):
+        took = []
+        for _ in range(5):
+            took += [seconds] if takes_part(took) else []
+        assert len(took) == rounds
 
 
 def test_memory_that_was_freed_is_wiped_before_the_next_load_begins(monkeypatch):

@@ -14,6 +14,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import tomllib
 import types
 from pathlib import Path
@@ -31,6 +32,7 @@ from fastsafetensors.frameworks import get_framework_op
 from fastsafetensors.loader import BaseSafeTensorsFileLoader
 from fastsafetensors.parallel_loader import ParallelLoader, PipelineParallel
 from fastsafetensors.st_types import Device
+from hbmfs._lib import _transfer
 from hbmfs.integrations import _on_request
 from test_group import Ranks
 
@@ -146,7 +148,7 @@ def test_reads_begin_in_the_order_of_the_files(files, expected, monkeypatch):
     def began(self, read):
         begun.append((files.index(self.metadata.src), read.start))
         under_way.append(read)
-        most.append(sum(one.end - one.start for one in under_way))
+        most.append(sum(one.size for one in under_way))
         return begin(self, read)
 
     def ended(self, request):
@@ -157,6 +159,24 @@ def test_reads_begin_in_the_order_of_the_files(files, expected, monkeypatch):
     monkeypatch.setattr(ours.HBMFSCopier, "end", ended)
     same(loaded(pipeline(files, queue_size=1)), expected)
     assert begun == sorted(begun) and len(begun) > 2 * len(files) and 150_000 < max(most) <= 250_000 and not under_way
+
+
+def test_reads_wait_for_the_work_on_a_stream_until_there_is_memory(files, expected, monkeypatch):
+    """They do not wait for work that the consumer adds while the file is opened, which may wait for other ranks."""
+    done = []
+    for owner, name in ((type(get_framework_op("pytorch")), "alloc_tensor_memory"), (ours.HBMFSCopier, "_stream_until_now"), (hbmfs.Reader, "open_file")):
+        real = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *arguments, real=real, name=name: done.append(name) or real(*arguments))
+    same(loaded(pipeline(files)), expected)
+    assert done == ["alloc_tensor_memory", "_stream_until_now", "open_file"] * len(files)
+
+
+def test_the_reader_opens_beside_the_loader(files, expected, monkeypatch):
+    allocated, framework = threading.Event(), type(get_framework_op("pytorch"))
+    allocate = framework.alloc_tensor_memory
+    monkeypatch.setattr(_transfer, "Reader", lambda *arguments, **options: allocated.wait(20) and hbmfs.Reader(*arguments, **options))
+    monkeypatch.setattr(framework, "alloc_tensor_memory", lambda *arguments: allocated.set() or allocate(*arguments))
+    same(loaded(pipeline(files)), expected)
 
 
 def test_files_of_a_mount(folder, expected, tmp_path, built):
@@ -268,11 +288,17 @@ def test_no_memory(files, monkeypatch):
         loaded(pipeline(files))
 
 
+def test_a_path_that_there_is_not(files):
+    loader = BaseSafeTensorsFileLoader(SingleGroup(), Device.from_str("cpu"), "hbmfs", method="gds")
+    loader.add_filenames({0: files})
+    with pytest.raises(hbmfs.InvalidError, match="no path"):
+        loader.copy_files_to_device()
+    loader.close()
+
+
 def test_other_frameworks_are_refused():
     with pytest.raises(hbmfs.UnavailableError, match="is for paddle: choose another"):
         registry.create_copier_constructor("hbmfs", Device.from_str("cpu"), framework=types.SimpleNamespace(get_name=lambda: "paddle"))
-    with pytest.raises(hbmfs.InvalidError, match="no path"):
-        registry.create_copier_constructor("hbmfs", Device.from_str("cpu"), framework=get_framework_op("pytorch"), method="gds")
 
 
 def test_another_fastsafetensors(monkeypatch):
@@ -281,7 +307,7 @@ def test_another_fastsafetensors(monkeypatch):
     monkeypatch.delitem(sys.modules, "hbmfs.integrations.fastsafetensors")
     monkeypatch.delattr(hbmfs.integrations, "fastsafetensors")
     monkeypatch.delattr("fastsafetensors.copier.base.validated_chunk_allocation_size")
-    with pytest.warns(UserWarning, match=r"HBMFS_FASTSAFETENSORS=1 has no effect: .* 0\.5 or later, which this one is not"):
+    with pytest.warns(UserWarning, match=r"HBMFS_FASTSAFETENSORS=1 has no effect: .* 0\.5 or later: .*validated_chunk_allocation_size"):
         _on_request.replace_copiers("vllm")
     monkeypatch.setitem(sys.modules, "fastsafetensors.copier.base", None)
     with pytest.warns(UserWarning, match="pip install"):
