@@ -32,11 +32,11 @@ except ImportError as err:
     raise type(err)(f"hbmfs.fastsafetensors needs fastsafetensors 0.5 or later: pip install 'fastsafetensors>=0.5' ({err})", name="fastsafetensors") from err
 
 from .._lib import _device
-from .._lib._transfer import AHEAD, ARENA, LOOK, REQUEST
-from .._lib.reader import File
+from .._lib._closing import unheard
+from .._lib._transfer import AHEAD, ARENA, LOOK, REQUEST, open_reader
+from .._lib.reader import File, Reader
 from .._lib.request import Request
 from ..errors import FormatError, InvalidError, OutOfMemoryError, UnavailableError, WaitTimeoutError
-from ..weights._load import Opening
 
 REPLACED = ("nogds", "gds")
 """The names by which loaders and engines ask for a copier."""
@@ -55,13 +55,12 @@ class _Read(NamedTuple):
 class _Line:
     """The reader of a loader and of its copiers, and their reads, which a thread begins in their order, AHEAD bytes at a time.
 
-    If all began at once, the first tensor would hardly come before the last one. Other threads open and close the reader, since pinning
-    and unpinning memory takes milliseconds: it opens while the loader reads headers, and closes when the loader and its copiers are gone.
+    If all began at once, the first tensor would hardly come before the last one. When the loader and its copiers are gone, another
+    thread closes the reader, since unpinning memory takes milliseconds.
     """
 
-    def __init__(self, device: int, method: str) -> None:
-        self.device = device
-        self.opening = Opening(device, method, None)
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
         self._lock = threading.Lock()  # guards the fields below
         self._reads: deque[_Read] = deque()
         self._busy = False
@@ -94,7 +93,7 @@ class _Line:
 
     def __del__(self) -> None:
         with contextlib.suppress(RuntimeError):  # Python ends, and closes all readers
-            threading.Thread(target=self.opening.__exit__, name="hbmfs-close").start()
+            threading.Thread(target=unheard, args=("the reader of fastsafetensors", self.reader.close), name="hbmfs-close").start()
 
 
 class HBMFSCopier(CopierInterface):  # type: ignore[misc, unused-ignore]
@@ -153,7 +152,7 @@ class HBMFSCopier(CopierInterface):  # type: ignore[misc, unused-ignore]
             if room and not buffer.get_base_address():
                 raise OutOfMemoryError(f"{self.device.as_str()} has no {room} bytes left for {path}: give a max_batch_bytes")
             stream = self._stream_until_now()  # now: meanwhile the consumer adds work that waits for other ranks
-            self._file = self._line.opening.result().open_file(path)
+            self._file = self._line.reader.open_file(path)
             if self._file.size != size:
                 raise FormatError(f"{path} changed while it was opened: load it again when its writer is done")
             self._begin(buffer.get_base_address(), ranges, min(max_copy_block_size, REQUEST), stream)
@@ -202,7 +201,7 @@ class HBMFSCopier(CopierInterface):  # type: ignore[misc, unused-ignore]
 
     def _stream_until_now(self) -> int | None:
         """A stream that waits for the work on the caller's current one, and not for later work: that of the consumer may wait for other ranks."""
-        device = self._line.device
+        device = self._line.reader.device
         if device == _device.CPU:
             return None
         import torch
@@ -276,7 +275,7 @@ def _factory(device: Any, *, framework: Any = None, method: str = "auto", **_: A
     """Opens a reader for the files of one loader. Of a loader's options it takes method, as of :class:`hbmfs.Reader`; others are for other copiers."""
     if framework is not None and framework.get_name() != "pytorch":
         raise UnavailableError(f"the copier hbmfs loads tensors of PyTorch, and this loader is for {framework.get_name()}: choose another copier")
-    line = _Line(_device.parse(device.as_str()), method)
+    line = _Line(open_reader(_device.parse(device.as_str()), method))
 
     def construct(metadata: Any, device: Any, framework: Any) -> HBMFSCopier:
         return HBMFSCopier(metadata, device, framework, line)

@@ -14,7 +14,6 @@ import os
 import re
 import subprocess
 import sys
-import threading
 import tomllib
 import types
 from pathlib import Path
@@ -171,14 +170,6 @@ def test_reads_wait_for_the_work_on_a_stream_until_there_is_memory(files, expect
     assert done == ["alloc_tensor_memory", "_stream_until_now", "open_file"] * len(files)
 
 
-def test_the_reader_opens_beside_the_loader(files, expected, monkeypatch):
-    allocated, framework = threading.Event(), type(get_framework_op("pytorch"))
-    allocate = framework.alloc_tensor_memory
-    monkeypatch.setattr(_transfer, "Reader", lambda *arguments, **options: allocated.wait(20) and hbmfs.Reader(*arguments, **options))
-    monkeypatch.setattr(framework, "alloc_tensor_memory", lambda *arguments: allocated.set() or allocate(*arguments))
-    same(loaded(pipeline(files)), expected)
-
-
 def test_files_of_a_mount(folder, expected, tmp_path, built):
     point = tmp_path / "mount"
     point.mkdir()
@@ -288,17 +279,11 @@ def test_no_memory(files, monkeypatch):
         loaded(pipeline(files))
 
 
-def test_a_path_that_there_is_not(files):
-    loader = BaseSafeTensorsFileLoader(SingleGroup(), Device.from_str("cpu"), "hbmfs", method="gds")
-    loader.add_filenames({0: files})
-    with pytest.raises(hbmfs.InvalidError, match="no path"):
-        loader.copy_files_to_device()
-    loader.close()
-
-
 def test_other_frameworks_are_refused():
     with pytest.raises(hbmfs.UnavailableError, match="is for paddle: choose another"):
         registry.create_copier_constructor("hbmfs", Device.from_str("cpu"), framework=types.SimpleNamespace(get_name=lambda: "paddle"))
+    with pytest.raises(hbmfs.InvalidError, match="no path"):
+        registry.create_copier_constructor("hbmfs", Device.from_str("cpu"), framework=get_framework_op("pytorch"), method="gds")
 
 
 def test_another_fastsafetensors(monkeypatch):
