@@ -306,7 +306,7 @@ soak-random: build lib ## Do random things with a new seed to a KV volume's book
 	@tools/need.sh fuse nginx python
 	@tests/venv.sh $(VENV)
 	HBMFS_SEED=$(SEED) HBMFS_TEST_KV_RANDOM=10m $(GO) test -count=1 -v -timeout 20m -run TestRandomClients ./internal/volume/kv
-	HBMFS_SEED=$(SEED) HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_CSI=$(abspath bin/hbmfs-csi) HBMFS_CSI_ROUNDS=2000 HBMFS_CSI_HANDOVERS=5 \
+	HBMFS_SEED=$(SEED) HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_CSI=$(abspath bin/hbmfs-csi) HBMFS_CSI_ROUNDS=2000 HBMFS_CSI_HANDOVERS=5 HBMFS_TEST_LONG=1 \
 	  $(GO) test -count=1 -v -timeout 1h -run 'TestRandomOperations|TestRandomRounds|TestPodsSeeNoHandover' ./tests/suites/volume ./tests/suites/csi
 	HBMFS_SEED=$(SEED) HBMFS_BINARY=$(abspath bin/hbmfs) HBMFS_PYTHON=$(abspath $(VENV)/bin/python) HBMFS_LIBRARY=$(abspath bin/libhbmfs.so) HBMFS_TEST_LONG=1 \
 	  $(GO) test -count=1 -v -timeout 1h ./tests/suites/python/datasets ./tests/suites/python/dcp ./tests/suites/python/dcpwriter

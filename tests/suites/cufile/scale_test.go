@@ -14,27 +14,26 @@ import (
 	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
-// linkedShards makes so many llm.c shards of few bytes by hard links to a few files, which takes a fraction of the time, and
-// gives the bytes of their view.
-func linkedShards(t *testing.T, n int) (dir string, data []byte) {
+// linkedShards makes n llm.c shards of few bytes, and gives the bytes of their view. The first ones are files of their own, and the others hard
+// links to them. ext4 passes over each inode that was freed lately, so after another test thousands of files take seconds.
+func linkedShards(t *testing.T, n, files int) (dir string, data []byte) {
 	t.Helper()
 	dir = t.TempDir()
-	const kinds = 8 // a file may have 65,000 names
-	var tokens [kinds][]byte
+	tokens := make([][]byte, files)
 	for i := range n {
 		name := filepath.Join(dir, fmt.Sprintf("fineweb_train_%06d.bin", i))
 		var err error
-		if i < kinds {
-			shard := llmcShard(t, 10+i, byte(i))
+		if i < files {
+			shard := llmcShard(t, 10+i%7, byte(i))
 			tokens[i] = shard[1024:]
 			err = os.WriteFile(name, shard, 0o644)
 		} else {
-			err = os.Link(filepath.Join(dir, fmt.Sprintf("fineweb_train_%06d.bin", i%kinds)), name)
+			err = os.Link(filepath.Join(dir, fmt.Sprintf("fineweb_train_%06d.bin", i%files)), name)
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
-		data = append(data, tokens[i%kinds]...)
+		data = append(data, tokens[i%files]...)
 	}
 	return dir, data
 }
@@ -50,7 +49,7 @@ func TestStreamAViewOfManyShards(t *testing.T) {
 		}
 	}
 	const bound = 256
-	dir, data := linkedShards(t, shards)
+	dir, data := linkedShards(t, shards, 2*bound)
 	b := blackbox.Given(t)
 	m, err := b.Mount(t.Context(), dir, t.TempDir())
 	if err != nil {

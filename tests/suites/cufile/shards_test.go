@@ -13,7 +13,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -39,20 +38,13 @@ func llmcShard(t *testing.T, tokens int, seed byte) []byte {
 	return shard
 }
 
-// manyShardsView mounts tiny llm.c shards, and gives their one view and its bytes.
-func manyShardsView(t *testing.T, flags ...string) (hbmfs string, m *blackbox.Mount, view string, data []byte) {
+// manyShardsView mounts tiny llm.c shards, of which so many are files of their own, and gives their one view and its bytes.
+func manyShardsView(t *testing.T, files int, flags ...string) (hbmfs string, m *blackbox.Mount, view string, data []byte) {
 	t.Helper()
 	blackbox.NeedRoot(t)
 	b := blackbox.Given(t)
 	hbmfs = b.Path()
-	dir := t.TempDir()
-	for i := range manyShards {
-		shard := llmcShard(t, 10+i%7, byte(i))
-		data = append(data, shard[1024:]...)
-		if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("fineweb_train_%06d.bin", i)), shard, 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
+	dir, data := linkedShards(t, manyShards, files)
 	m, err := b.Mount(t.Context(), dir, t.TempDir(), flags...)
 	if err != nil {
 		t.Fatal(err)
@@ -70,7 +62,7 @@ func manyShardsView(t *testing.T, flags ...string) (hbmfs string, m *blackbox.Mo
 
 // A view of more shards than the process may open files.
 func TestReadAViewOfMoreShardsThanDescriptors(t *testing.T) {
-	hbmfs, _, view, data := manyShardsView(t)
+	hbmfs, _, view, data := manyShardsView(t, 600)
 	gpu := blackbox.FakeGPU(t)
 	t.Setenv("FAKE_CUFILE_MOVED", "nvfs")
 	want := sha256.Sum256(data)
@@ -103,7 +95,7 @@ func descriptors(t *testing.T) int {
 }
 
 func TestReaderKeepsFewDescriptors(t *testing.T) {
-	_, m, view, data := manyShardsView(t)
+	_, m, view, data := manyShardsView(t, 600)
 	gpu := blackbox.FakeGPU(t)
 	libraries := cufile.Libraries{CUDA: gpu[1], CuFile: gpu[3], NVML: gpu[5]}
 	for _, o := range []cufile.Options{
@@ -152,7 +144,7 @@ func TestReaderKeepsFewDescriptors(t *testing.T) {
 
 // TestTwoReadersHaveOneDescriptorOfAFile reads the same view by two readers. One closes, and the other reads on.
 func TestTwoReadersHaveOneDescriptorOfAFile(t *testing.T) {
-	_, _, view, data := manyShardsView(t)
+	_, _, view, data := manyShardsView(t, 1500)
 	counts := []int{descriptors(t)}
 	var readers []*cufile.Reader
 	var files []*cufile.File
@@ -217,7 +209,7 @@ func watch(t *testing.T, do func()) (most int) {
 // Readers of one process want more descriptors than it has. They leave some to the process; a view that needs more is read through the mount.
 func TestReadersOfAProcessShareItsDescriptors(t *testing.T) {
 	const limit = 4096
-	_, m, view, data := manyShardsView(t)
+	_, m, view, data := manyShardsView(t, manyShards)
 	names := make([]string, 1500) // three readers have more than the limit
 	for i := range names {
 		names[i] = m.Path(fmt.Sprintf("fineweb_train_%06d.bin", i))
@@ -341,7 +333,7 @@ func leases(t *testing.T, m *blackbox.Mount, bound int) (n int) {
 
 // A daemon that goes takes nothing from what is open, and is named where there is no more.
 func TestReadAfterTheDaemonWent(t *testing.T) {
-	_, m, view, data := manyShardsView(t, "--no-keeper")
+	_, m, view, data := manyShardsView(t, 600, "--no-keeper")
 	r, err := cufile.New(t.Context(), cufile.Options{Device: cufile.HostDevice, Descriptors: 16})
 	if err != nil {
 		t.Fatal(err)
@@ -373,7 +365,7 @@ func TestReadAfterTheDaemonWent(t *testing.T) {
 
 // A daemon that is replaced takes nothing from readers: they ask the next one, for what is not open, too.
 func TestReadAfterAHandover(t *testing.T) {
-	_, m, view, data := manyShardsView(t)
+	_, m, view, data := manyShardsView(t, 600)
 	r, err := cufile.New(t.Context(), cufile.Options{Device: cufile.HostDevice, Descriptors: 16})
 	if err != nil {
 		t.Fatal(err)

@@ -49,7 +49,7 @@ func setting(t *testing.T, name string, usual int) int {
 // restOf is how long a reader rests between two reads. The soak has none.
 func restOf(t *testing.T) time.Duration {
 	t.Helper()
-	return time.Duration(setting(t, "HBMFS_HANDOVER_REST_US", 3000)) * time.Microsecond
+	return time.Duration(setting(t, "HBMFS_HANDOVER_REST_US", 10_000)) * time.Microsecond
 }
 
 // reader reads in one way until it is stopped, and compares all that it reads.

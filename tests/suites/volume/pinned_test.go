@@ -82,21 +82,25 @@ func ioctl[T any](t *testing.T, fd int, request uintptr, argument *T) {
 func TestPinnedPages(t *testing.T) {
 	mount(t).End(t) // skips where nothing can be mounted
 	t.Run("xfs", func(t *testing.T) {
+		t.Parallel()
 		v := onXFS(t)
 		pinAndPublish(t, v, false)
 		pinPast(t, v)
 	})
 	t.Run("btrfs", func(t *testing.T) {
+		t.Parallel()
 		v := onLoop(t, []string{"mkfs.btrfs", "-q"})
 		pinAndPublish(t, v, false)
 		pinPast(t, v)
 	})
 	t.Run("ext4", func(t *testing.T) {
+		t.Parallel()
 		v := mountAt(t, small(t))
 		pinAndPublish(t, v, true)
 		pinPast(t, v)
 	})
 	t.Run("tmpfs", func(t *testing.T) {
+		t.Parallel()
 		v := mountAt(t, onTmpfs(t))
 		p := pinPage(t, mappedFile(t, v, "step"))
 		blackbox.Must(t, v.Publish("step"))

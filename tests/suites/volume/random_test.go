@@ -22,6 +22,7 @@ type exerciser struct {
 	path  string
 	file  *os.File
 	model []byte
+	ramp  []byte // 0 to 255, again and again: what is written is a part of it
 	rnd   *rand.Rand
 	last  []string
 }
@@ -39,13 +40,11 @@ func (x *exerciser) grow(n int) {
 	}
 }
 
+// some are the next bytes to write.
 func (x *exerciser) some(most int) []byte {
-	p := make([]byte, 1+x.rnd.IntN(most))
-	b := byte(x.rnd.Uint32() | 1)
-	for i := range p {
-		p[i] = b + byte(i)
-	}
-	return p
+	n := 1 + x.rnd.IntN(most)
+	b := int(x.rnd.Uint32()|1) & 0xff
+	return x.ramp[b : b+n]
 }
 
 // one does one operation.
@@ -155,17 +154,17 @@ func (x *exerciser) compared(at int) error {
 // and then.
 func TestRandomOperations(t *testing.T) {
 	v := mount(t)
-	operations := 6000
-	if testing.Short() {
-		operations = 1000
-	}
+	operations := blackbox.Rounds(2400, 6000)
 	dir := v.Draft(t, "random", nil)
 	f, err := os.Create(dir + "/file")
 	blackbox.Must(t, err)
 	seed := blackbox.Seed(t)
 	x := &exerciser{path: dir + "/file", file: f, rnd: rand.New(rand.NewPCG(seed, 1))}
+	for i := range 1<<16 + 256 {
+		x.ramp = append(x.ramp, byte(i))
+	}
 	for i := range operations {
-		if i%1500 == 700 {
+		if i%600 == 500 {
 			v.Kill(t)
 		}
 		if err := x.one(); err != nil {

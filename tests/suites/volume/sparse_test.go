@@ -65,16 +65,16 @@ func TestHugeFiles(t *testing.T) {
 	for _, name := range []string{"a", "b", "c", "d"} {
 		blackbox.Must(t, os.Remove(dir+"/"+name))
 	}
-	const size = 4 << 40
-	sparse(t, dir+"/file", size, 0, 2<<40, size-1)
-	blackbox.Must(t, v.Publish("huge")) // reading it takes half an hour
+	const size = 1 << 40
+	sparse(t, dir+"/file", size, 0, size/2, size-1)
+	blackbox.Must(t, v.Publish("huge")) // reading it takes minutes
 	for _, name := range []string{v.Dir + "/huge/file", v.Path("huge", "file")} {
 		f, err := os.Open(name)
 		blackbox.Must(t, err)
-		data, dataErr := f.Seek(1<<40, unix.SEEK_DATA)
-		hole, holeErr := f.Seek(2<<40, unix.SEEK_HOLE)
+		data, dataErr := f.Seek(size/4, unix.SEEK_DATA)
+		hole, holeErr := f.Seek(size/2, unix.SEEK_HOLE)
 		blackbox.Must(t, errors.Join(dataErr, holeErr, f.Close()))
-		if data != 2<<40 || hole <= data || hole > data+1<<20 {
+		if data != size/2 || hole <= data || hole > data+1<<20 {
 			t.Errorf("%s has data at %d and a hole at %d", name, data, hole)
 		}
 	}

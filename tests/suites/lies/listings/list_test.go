@@ -175,7 +175,7 @@ func TestLiesAboutListings(t *testing.T) {
 					told.Store(&lie)
 					flags := append(slices.Clone(cached), lie.flags...)
 					if lie.tried {
-						flags = append(flags, "--patience", "5s")
+						flags = append(flags, "--patience", "2s")
 					}
 					wantRefused(t, l, lie, flags)
 				})
