@@ -235,8 +235,6 @@ func (s *Set) fieldFiles(ctx context.Context) ([]*File, error) {
 }
 
 func (s *Set) fieldFilesOf(all *fieldsOf) ([]*File, []Field, error) {
-	s.mu.RLock() // shards may be resolved meanwhile
-	defer s.mu.RUnlock()
 	about := fieldsJSON{Samples: all.samples, Fields: make([]Field, 0, len(all.fields)), Shards: make([]samplesJSON, 0, len(s.Shards))}
 	for i, h := range s.Shards {
 		about.Shards = append(about.Shards, samplesJSON{h.Name, all.shards[i]})

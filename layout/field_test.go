@@ -474,20 +474,3 @@ func TestNPYFields(t *testing.T) {
 		}
 	}
 }
-
-// TestFieldsAreListedWhileShardsAreResolved relies on the race detector.
-func TestFieldsAreListedWhileShardsAreResolved(t *testing.T) {
-	set := index(t, golden(t, "mds")).Sets[0]
-	all, err := set.samplesOf(t.Context())
-	if err != nil || !set.NeedsReading() {
-		t.Fatalf("the set needs no reading, or %v", err)
-	}
-	resolved := make(chan error)
-	go func() { resolved <- set.Resolve(t.Context()) }()
-	if _, _, err := set.fieldFilesOf(all); err != nil {
-		t.Error(err)
-	}
-	if err := <-resolved; err != nil {
-		t.Error(err)
-	}
-}
