@@ -230,6 +230,39 @@ func TestSharedPinnedMemoryFails(t *testing.T) {
 	}
 }
 
+// TestSharedPinnedMemoryOfManyFiles has the GPU and threads share rows, one of each file. A share that is smaller than a row begins nothing, and is measured anew.
+func TestSharedPinnedMemoryOfManyFiles(t *testing.T) {
+	const row, many = 5000, 8
+	o := smallOptions(fakeLibraries(t), Auto)
+	o.Reuse, o.Pinned = true, 8<<20
+	r := newReader(t, o)
+	m, b, want := newPinned(t, r, many*row, 3), &Batch{Element: 1, Length: row}, []byte(nil)
+	for i := range int32(many) {
+		name, data := randomFile(t, 100_000, uint64(70+i))
+		b.Files, b.Sources, b.Starts = append(b.Files, openFileIn(t, r, name)), append(b.Sources, i), append(b.Starts, 1000*int64(i))
+		want = append(want, data[1000*i:][:row]...)
+	}
+	for _, c := range []struct {
+		sharing *sharing
+		want    int64 // bytes of threads
+	}{
+		{nil, 0}, {evenly(), many / 2 * row}, {&sharing{threads: copied.NewBounded(2), least: 1}, row}, {&sharing{threads: copied.NewBounded(2), least: 1, gpu: rate{bytes: 15, seconds: 1}, cpu: rate{bytes: 1, seconds: 1}}, 0},
+	} {
+		r.sharing = c.sharing
+		q, err := BeginBatch(t.Context(), Target{Memory: m.Memory}, b, nil)
+		must(t, err)
+		result, err := q.Result()
+		must(t, err)
+		m.holds(t, want, true)
+		if (result.Moved != Moved{Mapped: many*row - c.want, Host: c.want}) {
+			t.Errorf("%+v, want %d by threads", result, c.want)
+		}
+		if h := c.sharing; h != nil && (h.cpu.ended.IsZero() != (c.want == 0) || h.gpu.ended.IsZero() != (c.want == 0) || (h.cpu.bytes == 0) != (c.want == 0)) {
+			t.Errorf("%d bytes by threads: %+v", c.want, h)
+		}
+	}
+}
+
 // TestShare follows the rates of both halves, also where the ends of two requests are seen at once. Threads whose CPUs are busy rest.
 func TestShare(t *testing.T) {
 	h := &sharing{}

@@ -34,14 +34,13 @@ type scattering struct {
 	also   *sequences.Writing     // nil: nothing is said of tokens
 	many   bool                   // there are manySpans, or more
 
-	to      crew.Destination
-	parts   []part
-	rows    []source.Rows  // of parts
-	shared  []source.Rows  // of parts, those that threads copy beside the GPU; nil: none are
-	sharing *sharing       // measures the request; may be nil
-	table   *mapped.Table  // of the rows, where they are many
-	beside  chan outcome   // of rows that are moved beside those that the GPU sees; nil: none are
-	room    *[]source.Span // memory of the parts' spans, which is used again; may be nil
+	to     crew.Destination
+	parts  []part
+	rows   []source.Rows  // of parts
+	shared []source.Rows  // of parts, those that threads copy beside the GPU; nil: none are
+	table  *mapped.Table  // of the rows, where they are many
+	beside chan outcome   // of rows that are moved beside those that the GPU sees; nil: none are
+	room   *[]source.Span // memory of the parts' spans, which is used again; may be nil
 }
 
 // outcome is how moving spans went.
@@ -143,17 +142,19 @@ func (s *scattering) handed(ctx context.Context, look func() error, moved func(e
 // spans that the device sees.
 func (s *scattering) rest(ctx context.Context, missing []part, err error) (Result, error) {
 	var more outcome
-	unmoved := missing
+	unmoved, left := missing, true
 	if s.beside != nil {
 		more = <-s.beside
-		unmoved, _ = s.missing(s.shared)
+		var n int64
+		unmoved, n = s.missing(s.shared)
+		left = n > 0
 	}
 	if err != nil && !errors.Is(err, mapped.ErrApart) {
 		return Result{}, err
 	}
 	total := s.took(missing)
 	total.add(more.Result)
-	if err = more.err; err == nil {
+	if err = more.err; err == nil && left {
 		more = scatterUnseen(ctx, s.to, unmoved)
 		total.add(more.Result)
 		err = more.err
@@ -196,8 +197,12 @@ func (s *scattering) missing(rows ...[]source.Rows) (list []part, n int64) {
 	for i := range list {
 		list[i].spans = nil
 		for _, some := range rows {
-			if some != nil {
-				list[i].spans = append(list[i].spans, some[i].Missing...)
+			switch {
+			case some == nil || len(some[i].Missing) == 0:
+			case list[i].spans == nil: // a file whose rows are all missing has many: they are not copied
+				list[i].spans = some[i].Missing
+			default:
+				list[i].spans = slices.Concat(list[i].spans, some[i].Missing)
 			}
 		}
 		n += sizeOf(list[i].spans)

@@ -82,58 +82,61 @@ func (h *sharing) share() float64 {
 	return min(share, mostShare)
 }
 
-// divide gives threads the first rows of each part.
+// divide gives threads the first rows of parts. Where a part has none that is small enough, later parts give more.
 func (s *scattering) divide() {
 	h := s.r.sharing
 	if h == nil || s.to.Host == nil || s.to.HBM == 0 || bytesOf(s.rows) < h.least {
 		return
 	}
-	s.sharing = h
 	share := h.share()
 	if share == 0 {
 		return
 	}
-	s.shared = make([]source.Rows, len(s.rows))
+	shared, left := make([]source.Rows, len(s.rows)), int64(0)
 	for i := range s.rows {
 		r := &s.rows[i]
 		if r.Of == nil || s.parts[i].file.r.opt.Path != Auto {
 			continue
 		}
-		k, left := 0, int64(share*float64(sizeOf(r.Spans)))
-		for ; k < len(r.Spans) && r.Spans[k].N <= left; k++ {
+		k := 0
+		for left += int64(share * float64(sizeOf(r.Spans))); k < len(r.Spans) && r.Spans[k].N <= left; k++ {
 			left -= r.Spans[k].N
 		}
-		s.shared[i] = *r
-		s.shared[i].Spans, r.Spans = r.Spans[:k], r.Spans[k:]
+		shared[i] = *r
+		shared[i].Spans, r.Spans = r.Spans[:k], r.Spans[k:]
 	}
+	if bytesOf(shared) > 0 {
+		s.shared = shared
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.cpu = rate{} // measured anew by the next request, or a share that is smaller than each row would stay so
 }
 
 // copyShared starts the threads' share as a part of the worker's job. It gives a function to be called once the GPU has written the rest. Both halves
 // begin when the caller's stream is ready.
 func (s *scattering) copyShared(ctx context.Context, w *crew.Worker) (written func()) {
-	h := s.sharing
-	if h == nil {
+	if s.shared == nil {
 		return nil
 	}
-	began := time.Now() // guarded by h.mu
-	if s.shared != nil {
-		s.r.mapped.Beside(w, s.shared, func(f *source.Finder) error {
-			if err := s.r.device.Await(s.to.After); err != nil {
-				return err
-			}
-			h.mu.Lock()
-			began = time.Now()
-			h.mu.Unlock()
-			if err := ctx.Err(); err != nil {
-				return err
-			}
-			h.threads.MoveFound(s.to.Host, nil, f)
-			h.mu.Lock()
-			defer h.mu.Unlock()
-			h.cpu.moved(bytesOf(s.shared), began)
-			return nil
-		})
-	}
+	h, began := s.r.sharing, time.Now() // guarded by h.mu
+	s.r.mapped.Beside(w, s.shared, func(f *source.Finder) error {
+		if err := s.r.device.Await(s.to.After); err != nil {
+			return err
+		}
+		h.mu.Lock()
+		began = time.Now()
+		h.mu.Unlock()
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		h.threads.MoveFound(s.to.Host, nil, f)
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.cpu.moved(bytesOf(s.shared), began)
+		return nil
+	})
 	return func() {
 		h.mu.Lock()
 		defer h.mu.Unlock()

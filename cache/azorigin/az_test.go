@@ -35,7 +35,7 @@ func TestParse(t *testing.T) {
 		"az://u:hunter2@account/c": "credentials do not belong in a source", "az://account/c?sv=2021&sig=hunter2": "credentials do not belong in a source",
 		"az://account/c?endpoint=http://h/x?sig=hunter2": "credentials do not belong in a source", "az://account/c?endpoint=http://u:hunter2@h/": "and nothing more",
 		"az://account/%zz?sig=hunter2": "credentials do not belong in a source", "az://account/c#b": "write the # as %23",
-		"az://account/c?region=hunter2": "there are anonymous and endpoint", "az://account/c?endpoint=h": "want https://HOST", "az://account/c?endpoint=": "has no value",
+		"az://u:hunter2@account\x7f/c": "cannot be read", "az://account/c?region=hunter2": "there are anonymous and endpoint", "az://account/c?endpoint=h": "want https://HOST", "az://account/c?endpoint=": "has no value",
 		"az://account/c?anonymous=maybe": "want true or false", "az://account/c?anonymous=1&anonymous=0": "given twice", "az://account/c?a;b=hunter2": "cannot be read",
 		"abfs://account.dfs.core.windows.net/c": "want abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PREFIX", "abfs://c@account/x": "want abfss://",
 	} {

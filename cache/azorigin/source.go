@@ -37,7 +37,7 @@ func Parse(text string) (Source, error) {
 	if u != nil && u.User != nil {
 		_, hasPassword = u.User.Password()
 	}
-	shown, _, _ := strings.Cut(text, "?") // a query may have a secret in it
+	shown := address.Shown(text)
 	switch {
 	case hasPassword, strings.Contains(text, "sig="), strings.Contains(strings.ToLower(text), "accountkey="):
 		return Source{}, fmt.Errorf("source az://...: credentials do not belong in a source, where everybody sees them: set AZURE_STORAGE_SAS_TOKEN or AZURE_STORAGE_KEY")

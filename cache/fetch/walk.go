@@ -17,8 +17,8 @@ import (
 // listers is how many directories are listed at once.
 const listers = 32
 
-// List lists the objects of a store below a prefix in the directory root, or the one object that the prefix names: one looks for it, nil if there is none, or
-// none that may be seen.
+// List lists the objects of a store below a prefix in the directory root, or the one object that the prefix names: one gives it, nil where the name is a
+// directory's, or an error if there is none, or none that may be seen.
 func List(ctx context.Context, store fmt.Stringer, prefix, root string, one func(ctx context.Context, name string) (*layout.Object, error),
 	list func(ctx context.Context, dir string) (objects []*layout.Object, below []string, err error)) (*cache.Listing, error) {
 	if prefix != "" && !strings.HasSuffix(prefix, "/") {

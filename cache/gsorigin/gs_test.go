@@ -29,7 +29,7 @@ func TestParse(t *testing.T) {
 		"gs:///x": "want gs://BUCKET/PREFIX", "gs://u:hunter2@bucket": "credentials do not belong in a source", "gs://bucket/a#b": "write the # as %23",
 		"gs://bucket?region=x": "there are anonymous, endpoint and user_project", "gs://bucket?endpoint=h": "or http://HOST:PORT", "gs://bucket?endpoint=": "has no value",
 		"gs://bucket?endpoint=http://h/x": "and nothing more", "gs://bucket?anonymous=maybe": "want true or false", "gs://bucket?anonymous=1&anonymous=0": "given twice",
-		"gs://bucket?a;b=c": "options cannot be read",
+		"gs://bucket?a;b=c": "options cannot be read", "gs://bucket?endpoint=http://u:hunter2@h": "and nothing more", "gs://u:a/hunter2@bucket": "it cannot be read",
 	} {
 		if _, err := Parse(text); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "hunter2") {
 			t.Errorf("%s: %v, want %q", text, err, want)

@@ -33,23 +33,24 @@ const googles = "https://storage.googleapis.com"
 //	anonymous     true: send no credentials
 //	user_project  the project that pays, where the bucket's requester does
 func Parse(text string) (Source, error) {
+	shown := address.Shown(text)
 	u, err := url.Parse(text)
 	switch {
-	case err != nil:
-		return Source{}, fmt.Errorf("source %q: %w", text, err)
+	case err != nil: // whose text may have a secret in it
+		return Source{}, fmt.Errorf("source %q: it cannot be read: want gs://BUCKET/PREFIX", shown)
 	case u.Scheme != "gs" || u.Host == "":
-		return Source{}, fmt.Errorf("source %q: want gs://BUCKET/PREFIX", text)
+		return Source{}, fmt.Errorf("source %q: want gs://BUCKET/PREFIX", shown)
 	case u.User != nil:
-		return Source{}, fmt.Errorf("source gs://%s: credentials do not belong in a source, where everybody sees them: name a file of them by GOOGLE_APPLICATION_CREDENTIALS", u.Host)
+		return Source{}, fmt.Errorf("source %q: credentials do not belong in a source, where everybody sees them: name a file of them by GOOGLE_APPLICATION_CREDENTIALS", shown)
 	case strings.Contains(text, "#"): // the rest would be no part of the path, nor an option
-		return Source{}, fmt.Errorf("source %q: write the # as %%23", text)
+		return Source{}, fmt.Errorf("source %q: write the # as %%23", shown)
 	}
 	s := Source{Bucket: u.Host, Prefix: strings.TrimPrefix(u.Path, "/")}
 	err = address.Options(u.RawQuery, map[string]func(string) error{
 		"endpoint": address.Text(&s.Endpoint), "user_project": address.Text(&s.Project), "anonymous": address.Truth(&s.Anonymous),
 	})
 	if err != nil {
-		return Source{}, fmt.Errorf("source %q: %w", text, err)
+		return Source{}, fmt.Errorf("source %q: %w", shown, err)
 	}
 	if host := os.Getenv(emulator); s.Endpoint == "" && host != "" {
 		if !strings.Contains(host, "://") {
@@ -59,7 +60,7 @@ func Parse(text string) (Source, error) {
 	}
 	server, err := address.Host(cmp.Or(s.Endpoint, googles))
 	if err != nil {
-		return Source{}, fmt.Errorf("source %q: %w", text, err)
+		return Source{}, fmt.Errorf("source %q: %w", shown, err)
 	}
 	s.Endpoint = server.String()
 	s.dir = s.Prefix

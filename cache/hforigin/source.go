@@ -84,7 +84,7 @@ func (s *Source) setOptions(query string) error {
 		return err
 	}
 	if s.Endpoint, err = address.Server(endpoint); err != nil {
-		return fmt.Errorf("the Hub's %w", err)
+		return fmt.Errorf("the Hub's %w (HF_ENDPOINT, unless the source names it)", err)
 	}
 	if s.Endpoint.String() != theHub {
 		s.options = "?endpoint=" + s.Endpoint.String()

@@ -38,18 +38,19 @@ type Site struct {
 // Open makes an origin of http://HOST/DIRECTORY/ or http://HOST/FILE. Nothing is asked of the server yet. HTTP_PROXY
 // and its relatives are honoured.
 func Open(source string, opt fetch.Options) (*Site, error) {
+	shown := address.Shown(source)
 	u, err := url.Parse(source)
-	if err != nil {
-		return nil, fmt.Errorf("source %q: %w", source, err)
+	if err != nil { // whose text may have a secret in it
+		return nil, fmt.Errorf("source %q: it cannot be read: want http://HOST/PATH or https://HOST/PATH", shown)
 	}
 	if (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {
-		return nil, fmt.Errorf("source %q: want http://HOST/PATH or https://HOST/PATH", source)
+		return nil, fmt.Errorf("source %q: want http://HOST/PATH or https://HOST/PATH", shown)
 	}
 	if u.User != nil {
-		return nil, fmt.Errorf("source %s: credentials do not belong in a source, where everybody sees them", u.Redacted())
+		return nil, fmt.Errorf("source %q: credentials do not belong in a source, where everybody sees them", shown)
 	}
 	if strings.Contains(source, "#") { // no server hears of the rest
-		return nil, fmt.Errorf("source %s: write the # as %%23", u.Redacted())
+		return nil, fmt.Errorf("source %q: write the # as %%23", shown)
 	}
 	o := &Site{base: u, ranges: new(atomic.Bool)}
 	if i := strings.LastIndexByte(u.Path, '/'); i >= 0 && !strings.HasSuffix(u.Path, "/") {

@@ -203,7 +203,7 @@ func TestRefusals(t *testing.T) {
 			}
 		})
 	}
-	for _, bad := range []string{"ftp://h/x", "http:///x", "http://user:secret@h/x", "://"} {
+	for _, bad := range []string{"ftp://h/x", "http:///x", "http://user:secret@h/x", "http://user:a/secret@h/x", "http://h:b/x?sig=secret", "http://h/x#?sig=secret", "://"} {
 		if _, err := Open(bad, fetch.Options{}); err == nil || strings.Contains(err.Error(), "secret") {
 			t.Errorf("Open(%q): %v", bad, err)
 		}

@@ -37,31 +37,36 @@ type Source struct {
 //	anonymous   true: do not sign requests
 //	profile     of ~/.aws/credentials; AWS_PROFILE
 func Parse(text string) (Source, error) {
+	shown := address.Shown(text)
 	u, err := parseURL(text)
 	if err != nil {
-		return Source{}, fmt.Errorf("source %w", err)
+		return Source{}, fmt.Errorf("source %q: %w", shown, err)
 	}
 	s := Source{Bucket: u.Host, Prefix: strings.TrimPrefix(u.Path, "/"), Secure: true}
 	s.Region = cmp.Or(os.Getenv("AWS_REGION"), os.Getenv("AWS_DEFAULT_REGION"))
 	endpoint := cmp.Or(os.Getenv("AWS_ENDPOINT_URL_S3"), os.Getenv("AWS_ENDPOINT_URL"))
-	style, origin := "", ""
+	origin, style := "", (*bool)(nil)
 	err = address.Options(u.RawQuery, map[string]func(string) error{
 		"endpoint": address.Text(&endpoint), "origin": address.Text(&origin), "region": address.Text(&s.Region), "profile": address.Text(&s.Profile),
-		"path_style": address.Text(&style), "anonymous": address.Truth(&s.Anonymous),
+		"anonymous": address.Truth(&s.Anonymous), "path_style": func(value string) error {
+			if value == "" { // as if it were not there
+				return nil
+			}
+			style = new(bool)
+			return address.Truth(style)(value)
+		},
 	})
 	if err != nil {
-		return Source{}, fmt.Errorf("source %q: %w", text, err)
+		return Source{}, fmt.Errorf("source %q: %w", shown, err)
 	}
 	if endpoint, err = s.setCaches(endpoint, origin); err != nil {
-		return Source{}, fmt.Errorf("source %q: %w", text, err)
+		return Source{}, fmt.Errorf("source %q: %w", shown, err)
 	}
 	if err := s.setEndpoint(endpoint); err != nil {
-		return Source{}, err
+		return Source{}, fmt.Errorf("source %q: %w", shown, err)
 	}
-	if style != "" {
-		if err := address.Truth(&s.PathStyle)(style); err != nil {
-			return Source{}, fmt.Errorf("option path_style %w", err)
-		}
+	if style != nil {
+		s.PathStyle = *style
 	}
 	s.dir = s.Prefix
 	if s.dir != "" && !strings.HasSuffix(s.dir, "/") {
@@ -74,14 +79,14 @@ func Parse(text string) (Source, error) {
 func parseURL(text string) (*url.URL, error) {
 	u, err := url.Parse(text)
 	switch {
-	case err != nil:
-		return nil, fmt.Errorf("%q: %w", text, err)
+	case err != nil: // whose text may have a secret in it
+		return nil, errors.New("it cannot be read: want s3://BUCKET/PREFIX")
 	case u.Scheme != "s3" || u.Host == "":
-		return nil, fmt.Errorf("%q: want s3://BUCKET/PREFIX", text)
+		return nil, errors.New("want s3://BUCKET/PREFIX")
 	case u.User != nil:
-		return nil, fmt.Errorf("s3://%s: credentials do not belong in a source, where everybody sees them: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY", u.Host)
+		return nil, errors.New("credentials do not belong in a source, where everybody sees them: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
 	case strings.Contains(text, "#"): // the rest would be no part of the path, nor an option
-		return nil, fmt.Errorf("%q: write the # as %%23", text)
+		return nil, errors.New("write the # as %23")
 	}
 	return u, nil
 }

@@ -34,6 +34,8 @@ func TestParse(t *testing.T) {
 		"s3://b/x?endpoint=http://c0:1&origin=aws": {
 			nil, Source{Bucket: "b", Prefix: "x", Endpoint: "s3.amazonaws.com", Secure: true, Caches: "http://c0:1", dir: "x/"}, "s3://b/x",
 		},
+		"s3://b/x?path_style=&endpoint=HTTP://h/": {nil, Source{Bucket: "b", Prefix: "x", Endpoint: "h", PathStyle: true, dir: "x/"}, "s3://b/x?endpoint=http://h"},
+		"s3://b/x?path_style&anonymous=":          {nil, Source{Bucket: "b", Prefix: "x", Endpoint: "s3.amazonaws.com", Secure: true, Anonymous: true, dir: "x/"}, "s3://b/x"},
 	} {
 		t.Run(text, func(t *testing.T) {
 			for _, name := range []string{"AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"} {
@@ -57,7 +59,11 @@ func TestParseRefuses(t *testing.T) {
 		"s3://b?anonymous=perhaps":                   "want true or false",
 		"s3://b?path_style=virtual":                  "want true or false",
 		"s3://b?acces_key=AKIA&x=y":                  "unknown option",
-		"s3://b\x7f":                                 "invalid control character",
+		"s3://b\x7f":                                 "it cannot be read",
+		"s3://key:secret@b\x7f":                      "it cannot be read",
+		"s3://key:a/secret@b":                        "it cannot be read",
+		"s3://b?region=&x=secret":                    "region has no value",
+		"s3://b?endpoint=http://k:secret@h&origin=":  "origin has no value",
 		"s3://b?endpoint=http://h;region=r":          "options cannot be read",
 		"s3://b?endpoint=":                           "endpoint has no value",
 		"s3://b?endpoint=http://h,http://i":          "name the server behind them",

@@ -54,7 +54,7 @@ func TestInspectMistakes(t *testing.T) {
 	}{
 		{[]string{"--format", "nonsense", dir}, exitUsage, `"nonsense" is none of`},
 		{[]string{"--dtype", "u7", dir}, exitUsage, "u7"},
-		{[]string{"s3://bucket/pile?endpoint=nowhere"}, exitUsage, "want http://HOST:PORT"},
+		{[]string{"s3://bucket/pile?endpoint=nowhere"}, exitUsage, "or http://HOST:PORT"},
 		{[]string{filepath.Join(dir, "absent")}, exitFailed, "no such file"},
 		{[]string{"--format", "npy", dir}, exitFailed, "no npy dataset is here"},
 	} {

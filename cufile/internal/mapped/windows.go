@@ -23,7 +23,7 @@ import (
 // registering (measured there: 40 ms/GB together, 24 where the tables were full), and so does emptying them. Only
 // where there are too many files, those without a window are unmapped. A mapping does not need the file to stay open.
 //
-// Threads that find bytes in windows ask no lock. They say when they begin and when the GPU has read their windows ([Mover.begin]). To give a window
+// Threads that find bytes in windows ask no lock. They say when they begin and when the GPU, or a thread, has read their windows ([Mover.begin]). To give a window
 // up, its entry is zeroed first; then all that had begun by then must have ended.
 type Windows struct {
 	key       registryKey
@@ -369,7 +369,7 @@ func (m *Windows) unregistered(cu *driver.CUDA, n *window) (err error) {
 	return err
 }
 
-// tablesEnd waits until the GPU has read all windows that any Mover has found by now. The worker itself is in no table. It needs mu and gives it
+// tablesEnd waits until all windows have been read that any Mover has found by now. The worker's own copies end first. It needs mu and gives it
 // up meanwhile.
 func (m *Windows) tablesEnd(w *crew.Worker) error {
 	m.mu.Unlock()

@@ -11,6 +11,16 @@ import (
 	"strings"
 )
 
+// Shown is an address as errors show it, without what may be a secret: its query, and all of it that may be a login.
+func Shown(source string) string {
+	scheme, _, _ := strings.Cut(source, "://")
+	if strings.Contains(source, "@") {
+		return scheme + "://[...]"
+	}
+	shown, _, _ := strings.Cut(source, "?")
+	return shown
+}
+
 // Options reads the query of an address, KEY=VALUE&KEY=VALUE. take has a function for each key, such as those of [Text] and [Truth]. An error
 // never has a value in it, which may be a secret.
 func Options(query string, take map[string]func(value string) error) error {
@@ -67,18 +77,22 @@ func Server(text string) (*url.URL, error) {
 	if err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Host != "" && u.User == nil && !strings.ContainsAny(text, "?#") {
 		return u, nil
 	}
-	shown, _, _ := strings.Cut(text, "?")            // a query may have a secret in it
-	if _, after, ok := strings.Cut(shown, "@"); ok { // and so may a login
-		shown = "[...]@" + after
+	return nil, noServer(text)
+}
+
+// noServer shows a URL unless it has a login, a query or something like a connection string, where secrets are.
+func noServer(text string) error {
+	if strings.ContainsAny(text, "@?#%=") {
+		text = "[...]"
 	}
-	return nil, fmt.Errorf("endpoint %q: want https://HOST or http://HOST:PORT, and nothing more", shown)
+	return fmt.Errorf("endpoint %q: want https://HOST or http://HOST:PORT, and nothing more", text)
 }
 
 // Host is Server without a path.
 func Host(text string) (*url.URL, error) {
 	u, err := Server(text)
 	if err == nil && u.Path != "" { // nobody would hear of it
-		err = fmt.Errorf("endpoint %q: want https://HOST or http://HOST:PORT, and nothing more", text)
+		err = noServer(text)
 	}
 	return u, err
 }

@@ -117,7 +117,7 @@ func TestAddressesThatAreNone(t *testing.T) {
 		"hf://org/name@a%00b":           "is no revision",
 		"hf://org/name#x":               "%23",
 		"hf://org/name?token=hf_secret": "there are anonymous and endpoint",
-		"hf://org/name?endpoint=ftp://": "want https://HOST",
+		"hf://org/name?endpoint=ftp://": "HF_ENDPOINT",
 		"hf://org/name?anonymous=maybe": "want true or false",
 		"hf://hf_secret:x@org/name":     "want hf://ORG/NAME",
 	} {
