@@ -74,11 +74,11 @@ demo: go ## Tokenize the Go source tree, mount it, verify every byte, show the r
 	@$(MADE)
 	@python=$$(tests/bench/demo/python.sh $(CACHE)/demo $(VENV)) && HBMFS_PYTHON=$$python $(GO) run ./tests/bench/demo --hbmfs $(BIN)/hbmfs
 
-# Packages are tested two more at once than there are CPUs, since many tests wait. Each further way of
+# Packages are tested four more at once than there are CPUs, since many tests wait. Each further way of
 # building compiles all packages anew where the Go cache is empty. So go test vets what it builds, what reports is built as hbmfs is,
 # and the suites share what is built here. The race detector would sleep a second before each of a thousand processes exits, and map its own memory
 # anew for each allocation of 64 KiB or more.
-AT_ONCE ?= $(shell expr $$(nproc 2>/dev/null || echo 2) + 2)
+AT_ONCE ?= $(shell expr $$(nproc 2>/dev/null || echo 2) + 4)
 
 # All of .ci/run has 90 minutes in CI. What hangs is named before, since testreport ends each package in time, and each run.
 LIMITS = --limits tests/limits.txt
@@ -90,7 +90,7 @@ LINKED = $(if $(CI),,--linked=$(CACHE)/linked)
 BUILT = $(MAKE) --no-print-directory -j2 test-programs
 
 test: go ## Run every check but lint: vet, gofmt, Go tests with the race detector, real servers
-	@tools/need.sh fuse $(if $(filter 1,$(RACE)),cc) $(if $(filter 1,$(READERS)),python) $(if $(filter 1,$(SERVERS)),nginx strace python) $(if $(filter 1,$(DEPLOY)),rpm)
+	@tools/need.sh fuse mkfs $(if $(filter 1,$(RACE)),cc) $(if $(filter 1,$(READERS)),python) $(if $(filter 1,$(SERVERS)),nginx strace python) $(if $(filter 1,$(DEPLOY)),rpm)
 	@unformatted=$$("$$($(GO) env GOROOT)/bin/gofmt" -l .); \
 	  if [ -n "$$unformatted" ]; then echo "not gofmt'ed:"; echo "$$unformatted"; exit 1; fi
 	@$(if $(filter 1,$(READERS)),tests/venv.sh $(VENV),true) & venv=$$!; $(BUILT); built=$$?; wait $$venv && exit $$built

@@ -1,7 +1,7 @@
 #!/bin/sh
 # need.sh NEED...: makes sure that this machine has what a make target needs.
 # Needs: go (the one that go.mod asks for), fuse (fusermount3), cc (a C compiler, for the race detector), python (python3 with
-# venv), nginx, strace, ffmpeg, rpm, cluster (containerd, runc, CNI's plugins).
+# venv), nginx, mkfs (of XFS and btrfs, for root), strace, ffmpeg, rpm, cluster (containerd, runc, CNI's plugins).
 # What is missing is installed when this is root on a Debian-like system; else the command to run is named.
 set -eu
 
@@ -38,6 +38,10 @@ for need in "$@"; do
         ;;
     rpm)
         command -v rpm >/dev/null || missing="$missing rpm"
+        ;;
+    mkfs)
+        # Root's tests make filesystems on loop devices.
+        [ "$(id -u)" -ne 0 ] || { command -v mkfs.xfs && command -v mkfs.btrfs; } >/dev/null || missing="$missing xfsprogs btrfs-progs"
         ;;
     strace)
         command -v strace >/dev/null || missing="$missing strace"
