@@ -209,7 +209,7 @@ func (s *Set) Check(ctx context.Context, progress func()) error {
 // resolveAs takes what resolve and check find out. The rest never changes: views are listed meanwhile by names, objects and functions.
 func (h *Shard) resolveAs(done *Shard) {
 	h.Tokens, h.Documents, h.Samples, h.Data, h.Index = done.Tokens, done.Documents, done.Samples, done.Data, done.Index
-	h.Bad, h.NoTokens, h.NoDocuments, h.resolve = done.Bad, done.NoTokens, done.NoDocuments, done.resolve
+	h.Bad, h.NoTokens, h.NoDocuments, h.resolve, h.check = done.Bad, done.NoTokens, done.NoDocuments, done.resolve, done.check
 }
 
 // takeFields takes what findFields finds out: views of the tokens are made meanwhile by the rest.
