@@ -155,11 +155,14 @@ func (s *arrowStream) piece(ctx context.Context, b arrowBatch, rows int64, c *ar
 	}
 	p.values = b.body + values
 	if c.width == 0 {
-		if want, ok := multiply(rows, c.elements()); !ok || want != held {
-			return p, corruptf(s.object, b.at, "%d rows of %d values hold %d", rows, c.elements(), held)
-		}
 		p.tokens = held
-		return p, s.regular(ctx, b, c)
+		switch want, ok := multiply(rows, c.elements()); {
+		case ok && want == held:
+			return p, s.regular(ctx, b, c)
+		case len(c.lists) > 0:
+			return p, c.irregular()
+		}
+		return p, corruptf(s.object, b.at, "%d rows of %d values hold %d", rows, c.elements(), held)
 	}
 	if rows == 0 { // the offsets may be left out
 		return p, nil
@@ -185,8 +188,7 @@ func (s *arrowStream) piece(ctx context.Context, b arrowBatch, rows int64, c *ar
 	return p, nil
 }
 
-// regular checks that the lists of an array have as many items in a batch as its shape says. That each has is not looked at: datasets reads
-// arrays so, too.
+// regular checks that the lists of an array have as many items in a batch as its shape says. Like datasets, it does not look at each list.
 func (s *arrowStream) regular(ctx context.Context, b arrowBatch, c *arrowColumn) error {
 	nodes, buffers := b.table.vector(1, 16), b.table.vector(2, 16)
 	for k, width := range c.lists {
@@ -203,11 +205,15 @@ func (s *arrowStream) regular(ctx context.Context, b arrowBatch, c *arrowColumn)
 			if item, err := s.offset(ctx, b.body+at+edge.list*int64(width), int64(width)); err != nil {
 				return err
 			} else if item != edge.want {
-				return absent("not all arrays of column %q have the shape %s", c.name, shapeText(c.shape))
+				return c.irregular()
 			}
 		}
 	}
 	return nil
+}
+
+func (c *arrowColumn) irregular() error {
+	return absent("not all arrays of column %q have the shape %s", c.name, shapeText(c.shape))
 }
 
 // holds reports whether the body has n bytes at off.
