@@ -94,3 +94,17 @@ func TestArraysOfOtherShapes(t *testing.T) {
 		}
 	}
 }
+
+// TestArraysOfTooManyElements has shapes whose products wrap around.
+func TestArraysOfTooManyElements(t *testing.T) {
+	for _, shape := range [][]int64{{1 << 61}, {1 << 60, 1 << 61}, {1 << 31, 1 << 31, 2}, {-1}, {0}} {
+		c := arrowColumn{}
+		ok := true
+		for _, n := range shape {
+			ok = ok && c.dimension(n)
+		}
+		if ok {
+			t.Errorf("an array of %v is counted as %d elements", shape, c.elements())
+		}
+	}
+}
