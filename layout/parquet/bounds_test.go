@@ -57,6 +57,22 @@ func TestLongNamesOfGroups(t *testing.T) {
 	}
 }
 
+// TestDeepColumns has 20,000 columns below 32 groups: the path of each takes as much as the rest of it.
+func TestDeepColumns(t *testing.T) {
+	const leaves, said = 20_000, 650_000
+	footer := listHead(2, leaves+maxThriftDepth)
+	for range maxThriftDepth - 1 {
+		footer = append(footer, 5<<4|thriftI32, 2, thriftStop) // a group of one
+	}
+	footer = append(binary.AppendVarint(append(footer, 5<<4|thriftI32), leaves), thriftStop)
+	footer = append(footer, make([]byte, leaves)...)
+	footer = binary.AppendUvarint(append(footer, 4<<4|thriftBinary), said) // by whom the file was written
+	footer = append(footer, make([]byte, said+1)...)
+	if err := (&File{}).parse(footer); !errors.Is(err, ErrUnread) {
+		t.Errorf("%d columns of %d names each are read: %v", leaves, maxThriftDepth, err)
+	}
+}
+
 // TestFootersThatSwell has a byte for each element of the schema, row group, or column of one: 2 MiB took hundreds.
 func TestFootersThatSwell(t *testing.T) {
 	const many = 2 << 20
