@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -39,11 +38,8 @@ func TestLongNamesOfGroups(t *testing.T) {
 		}
 		footer = append(footer, thriftStop)
 		f := &File{}
-		var before, after runtime.MemStats
-		runtime.ReadMemStats(&before)
-		err := f.parse(footer)
-		runtime.ReadMemStats(&after)
-		if used := after.TotalAlloc - before.TotalAlloc; err != nil || len(f.Columns) != leaves+1 || used > 8<<20 {
+		var err error
+		if used := allocated(func() { err = f.parse(footer) }); err != nil || len(f.Columns) != leaves+1 || used > 8<<20 {
 			t.Fatalf("%d columns, %d bytes were allocated: %v", len(f.Columns), used, err)
 		}
 		first, last := &f.Columns[0], &f.Columns[leaves]
@@ -88,11 +84,8 @@ func TestFootersThatSwell(t *testing.T) {
 			schema, listHead(2, 1), listHead(1, 1), {3<<4 | thriftStruct, 0<<4 | thriftStruct, 32}, head(3, thriftI64, many), make([]byte, many+5),
 		}, nil),
 	} {
-		var before, after runtime.MemStats
-		runtime.ReadMemStats(&before)
-		err := (&File{}).parse(footer)
-		runtime.ReadMemStats(&after)
-		if used := int64(after.TotalAlloc - before.TotalAlloc); name == "levels" != !errors.Is(err, ErrUnread) || used > 4*FooterMemory(int64(len(footer))) {
+		var err error
+		if used := allocated(func() { err = (&File{}).parse(footer) }); name == "levels" != !errors.Is(err, ErrUnread) || used > 4*FooterMemory(int64(len(footer))) {
 			t.Errorf("%s: %d bytes were allocated for %d: %v", name, used, len(footer), err)
 		}
 	}
