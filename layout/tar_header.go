@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// plain reads the header at r.off as archive/tar does, if nearly every writer writes it so: one block, of a regular file with an ASCII
-// name of ustar or GNU format. archive/tar takes five times as long for it, and reads all others.
+// plain reads the header at r.off as archive/tar does, if it is one as nearly every writer makes them: one block of ustar or GNU format, of a
+// regular file. archive/tar takes five times as long for it, and reads all others.
 func (r *windowReader) plain(h *tar.Header) (ok bool) {
 	if r.o.Size-r.off < tarBlock || !r.load() || int64(len(r.window))-(r.off-r.at) < tarBlock {
 		return false
