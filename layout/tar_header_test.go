@@ -73,7 +73,8 @@ func FuzzTarHeaders(f *testing.F) {
 		with string
 	}{
 		{156, "\x00"}, {156, "7"}, {156, "S"}, {257, "\x00"}, {257, "ustar  \x00"}, {508, "tar\x00"}, {124, "\x80\x00"}, {124, "  1 "}, {124, "1\x00 2"}, {136, "-1"}, {100, "x"},
-		{0, "a/"}, {0, "\x00"}, {345, "prefix"}, {148, "9"}, {99, "\xff"},
+		{0, "a/"}, {0, "\x00"}, {345, "prefix"}, {148, "9"}, {99, "\xff"}, {136, "8"}, {329, "x"}, {345, strings.Repeat("p", 155) + "q"},
+		{345, strings.Repeat("p", 131) + "x" + strings.Repeat("\x00", 31) + "tar\x00"}, {357, "x"},
 	} {
 		archive := tarOf(f, tar.Header{Name: "a", Linkname: "1"}, tar.Header{Name: "b", Linkname: "2"})
 		copy(archive[change.at:], change.with)
