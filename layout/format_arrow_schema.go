@@ -27,7 +27,7 @@ type arrowColumn struct {
 	form
 	width  int   // bytes of an offset: 4 or 8; 0 for values of a fixed size
 	depth  int64 // nodes below the first one
-	lists  []int // of an array of datasets: bytes of an offset of each list on the way to its values, which have the length that its shape says
+	lists  []int // bytes of an offset, for each of the nested lists that an array of datasets is made of
 	values int64 // which of the column's buffers has the values
 	leaf   int64 // elements of an item of the last node, 0 where these are bytes without a number of their own
 }

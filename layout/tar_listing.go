@@ -285,7 +285,7 @@ func (r *windowReader) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// load sees to it that the window has the byte at off.
+// load moves the window so that it has the byte at off.
 func (r *windowReader) load() (ok bool) {
 	end := r.at + int64(len(r.window))
 	if r.off >= r.at && r.off < end {
