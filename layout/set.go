@@ -193,7 +193,8 @@ func resolveShard(ctx context.Context, h *Shard) error {
 }
 
 // Check resolves the set and reads every index in full. progress, if not nil, hears after each shard how many are done;
-// it is called from several goroutines. The error is ctx's alone: findings are Problems of the volume.
+// it is called from several goroutines. The error is ctx's alone: findings are Problems of the volume. Views are made before or after Check: it
+// changes shards that they read.
 func (s *Set) Check(ctx context.Context, progress func()) error {
 	if err := s.Resolve(ctx); err != nil {
 		return err
