@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestViewsAreMadeWhileASetIsResolved makes all views of a set at once while it is resolved, for the race detector.
+// TestViewsAreMadeWhileASetIsResolved makes all views of a set at once while it is resolved, as programs of a mount do. The race detector looks on.
 func TestViewsAreMadeWhileASetIsResolved(t *testing.T) {
 	for _, dataset := range []string{"mds-multi", "webdataset", "litdata", "arrow", "parquet", "parquet-images", "npy", "safetensors-sharded", "megatron"} {
 		v := index(t, golden(t, dataset))
