@@ -2,12 +2,15 @@ package layout
 
 import (
 	"bytes"
+	"encoding/base64"
 	"encoding/binary"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/hbmfs/hbmfs/layout/parquet"
 )
 
 func arraysFixture(t testing.TB, name string) []byte {
@@ -89,8 +92,48 @@ func TestArraysOfOtherShapes(t *testing.T) {
 	for _, other := range []string{`[[3, 5], "uint8"]`, `[[3, 0], "uint8"]`, `[[3, -4], "uint"]`, `[[3, 4, 5], "u8"]`, `[[3, 4000000000]]`, `{"3": 4, "5": 6} `} {
 		v := index(t, files{"a.arrow": bytes.ReplaceAll(arrow, []byte(`[[3, 4], "uint8"]`), []byte(other))})
 		all, err := v.Sets[0].samplesOf(t.Context())
-		if err == nil && all.fields[1].missing == "" {
-			t.Errorf("arrays of another shape are shown: %q", other)
+		if err != nil || all.fields[1].missing == "" || all.fields[0].missing != "" {
+			t.Errorf("arrays whose shape is said to be %q: %v, %+v", other, err, all)
+		}
+	}
+}
+
+// TestArraysOfOtherShapesInParquet changes the schema that Arrow's library left in the footer.
+func TestArraysOfOtherShapesInParquet(t *testing.T) {
+	data := arraysFixture(t, "arrays.parquet")
+	f, err := parquet.Open(bytes.NewReader(data), int64(len(data)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	schema, err := base64.StdEncoding.DecodeString(string(f.Arrow))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const shape = `[[3, 4], "uint8"]`
+	for other, want := range map[string]string{
+		`[[3, 5], "uint8"]`: "not all arrays of column", `[[1, 4], "uint8"]`: "not all arrays of column", `[[3, 0], "uint8"]`: "it is a column of list of list",
+		`[[3, -4], "uint"]`: "it is a column of list of list", `[[4, 3], "uint8"]`: "",
+	} {
+		changed := base64.StdEncoding.EncodeToString(bytes.ReplaceAll(schema, []byte(shape), []byte(other)))
+		_, about := samples(t, index(t, files{"a.parquet": bytes.ReplaceAll(data, f.Arrow, []byte(changed))}))
+		for _, f := range about.Fields {
+			if f.Name == "pixels" && (!strings.HasPrefix(f.Missing, want) || (f.Missing == "") != (want == "")) || f.Name == "latent" && f.Missing != "" {
+				t.Errorf("arrays whose shape is said to be %s: %+v", other, f)
+			}
+		}
+	}
+}
+
+// TestArraysOfTooManyElements has shapes whose products wrap around.
+func TestArraysOfTooManyElements(t *testing.T) {
+	for _, shape := range [][]int64{{1 << 61}, {1 << 60, 1 << 61}, {1 << 31, 1 << 31, 2}, {-1}, {0}} {
+		c := arrowColumn{}
+		ok := true
+		for _, n := range shape {
+			ok = ok && c.dimension(n)
+		}
+		if ok {
+			t.Errorf("an array of %v is counted as %d elements", shape, c.elements())
 		}
 	}
 }

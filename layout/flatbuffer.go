@@ -140,12 +140,13 @@ func (t flatTable) table(i int) flatTable {
 	return t.f.table(pos)
 }
 
-func (t flatTable) text(i int) string {
+// text returns a part of the buffer: any number of tables may refer to one text.
+func (t flatTable) text(i int) []byte {
 	v := t.vector(i, 1)
 	if v.n == 0 {
-		return ""
+		return nil
 	}
-	return string(v.f.bytes(v.pos, v.n))
+	return v.f.bytes(v.pos, v.n)
 }
 
 func (t flatTable) vector(i int, width int64) flatVector {

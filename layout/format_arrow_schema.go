@@ -1,8 +1,10 @@
 package layout
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
+	"math"
 	"strings"
 )
 
@@ -25,7 +27,7 @@ type arrowColumn struct {
 	form
 	width  int   // bytes of an offset: 4 or 8; 0 for values of a fixed size
 	depth  int64 // nodes below the first one
-	lists  []int // of an array of datasets: bytes of an offset of each list on the way to its values, which have the length that its shape says
+	lists  []int // bytes of an offset, for each of the nested lists that an array of datasets is made of
 	values int64 // which of the column's buffers has the values
 	leaf   int64 // elements of an item of the last node, 0 where these are bytes without a number of their own
 }
@@ -58,6 +60,8 @@ const (
 const (
 	maxArrowFields = 1 << 16 // with all children: an offset may lead to the same child again and again
 	maxArrowDepth  = 64
+	maxArrowNotes  = 64   // of a column that are read
+	maxArrowNote   = 1024 // bytes of the shape of an array
 )
 
 // arrowFields counts nodes and buffers before a field while the schema is walked.
@@ -76,9 +80,14 @@ func parseArrowSchema(message []byte) (*arrowSchema, error) {
 	s := &arrowSchema{bigEndian: t.number(0, 2) != 0}
 	var before arrowFields
 	columns := t.vector(1, 4)
-	for i := int64(0); i < columns.n && f.err == nil; i++ {
+	for i, room := int64(0), len(message); i < columns.n && f.err == nil; i++ {
 		field := columns.table(i)
-		c := arrowColumn{name: field.text(0), node: before.nodes, buffer: before.buffers}
+		name := field.text(0)
+		if room -= len(name); room < 0 {
+			f.fail("the names of the columns take more bytes than the schema has")
+			break
+		}
+		c := arrowColumn{name: string(name), node: before.nodes, buffer: before.buffers}
 		c.describe(field)
 		if before.lost {
 			c.list, c.text, c.form = false, 0, form{}
@@ -138,21 +147,22 @@ func (c *arrowColumn) describe(field flatTable) {
 // arrayShape returns the shape that an array of huggingface/datasets has, nil for other columns and for arrays whose first dimension varies.
 // Source: features/features.py there, _ArrayXDExtensionType.
 func arrayShape(field flatTable) []int64 {
-	notes, name, about := field.vector(6, 4), "", ""
-	for i := range min(notes.n, maxFields) {
-		switch note := notes.table(i); note.text(0) {
+	notes := field.vector(6, 4)
+	var name, about []byte
+	for i := range min(notes.n, maxArrowNotes) {
+		switch note := notes.table(i); string(note.text(0)) {
 		case "ARROW:extension:name":
 			name = note.text(1)
 		case "ARROW:extension:metadata":
 			about = note.text(1)
 		}
 	}
-	if !strings.HasPrefix(name, "datasets.features.features.Array") || len(about) > maxMemberPath {
+	if !bytes.HasPrefix(name, []byte("datasets.features.features.Array")) || len(about) > maxArrowNote {
 		return nil
 	}
 	var parts [2]json.RawMessage // the dimensions, and the type of the values
 	var shape []*int64
-	if json.Unmarshal([]byte(about), &parts) != nil || json.Unmarshal(parts[0], &shape) != nil {
+	if json.Unmarshal(about, &parts) != nil || json.Unmarshal(parts[0], &shape) != nil {
 		return nil
 	}
 	var out []int64
@@ -234,7 +244,7 @@ func arrowOffset(kind int64) int {
 
 // dimension adds one to the shape. ok is false where the elements of a value are too many to count.
 func (c *arrowColumn) dimension(n int64) (ok bool) {
-	if ok = n > 0; ok {
+	if ok = n > 0 && n <= math.MaxInt64/8; ok {
 		_, ok = multiply(c.elements(), 8*n)
 	}
 	c.shape = append(c.shape, n)

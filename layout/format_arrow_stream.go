@@ -155,11 +155,8 @@ func (s *arrowStream) piece(ctx context.Context, b arrowBatch, rows int64, c *ar
 	}
 	p.values = b.body + values
 	if c.width == 0 {
-		if want, ok := multiply(rows, c.elements()); !ok || want != held {
-			return p, corruptf(s.object, b.at, "%d rows of %d values hold %d", rows, c.elements(), held)
-		}
 		p.tokens = held
-		return p, s.regular(ctx, b, c)
+		return p, s.regular(ctx, b, rows, held, c)
 	}
 	if rows == 0 { // the offsets may be left out
 		return p, nil
@@ -185,9 +182,15 @@ func (s *arrowStream) piece(ctx context.Context, b arrowBatch, rows int64, c *ar
 	return p, nil
 }
 
-// regular checks that the lists of an array have as many items in a batch as its shape says. That each has is not looked at: datasets reads
-// arrays so, too.
-func (s *arrowStream) regular(ctx context.Context, b arrowBatch, c *arrowColumn) error {
+// regular checks that the rows of a batch, and the lists of an array, have as many items as the shape says. Like datasets, it does not look at
+// each list.
+func (s *arrowStream) regular(ctx context.Context, b arrowBatch, rows, held int64, c *arrowColumn) error {
+	if want, ok := multiply(rows, c.elements()); !ok || want != held {
+		if len(c.lists) > 0 {
+			return c.irregular()
+		}
+		return corruptf(s.object, b.at, "%d rows of %d values hold %d", rows, c.elements(), held)
+	}
 	nodes, buffers := b.table.vector(1, 16), b.table.vector(2, 16)
 	for k, width := range c.lists {
 		n, _ := nodes.pair(c.node + int64(k))
@@ -203,11 +206,15 @@ func (s *arrowStream) regular(ctx context.Context, b arrowBatch, c *arrowColumn)
 			if item, err := s.offset(ctx, b.body+at+edge.list*int64(width), int64(width)); err != nil {
 				return err
 			} else if item != edge.want {
-				return absent("not all arrays of column %q have the shape %s", c.name, shapeText(c.shape))
+				return c.irregular()
 			}
 		}
 	}
 	return nil
+}
+
+func (c *arrowColumn) irregular() error {
+	return absent("not all arrays of column %q have the shape %s", c.name, shapeText(c.shape))
 }
 
 // holds reports whether the body has n bytes at off.

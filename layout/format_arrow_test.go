@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -237,6 +238,60 @@ func TestArrowSchemaIsBounded(t *testing.T) {
 	n.count(f, f.table(16), 0)
 	if n.fields != maxArrowFields+1 || f.err == nil {
 		t.Errorf("%d fields were walked: %v", n.fields, f.err)
+	}
+}
+
+// TestArrowTextsAreNotCopied has 20 columns that are one table: a text of 1 MiB is the name of each, or the key of all its notes.
+func TestArrowTextsAreNotCopied(t *testing.T) {
+	const columns, notes, text = 20, 64, 1 << 20
+	const message, schema, list, field = 64, 80, 96, 100 + 4*columns // where these lie
+	const noteList, note, end = field + 16, field + 20 + 4*notes, field + 32 + 4*notes
+	for _, named := range []bool{true, false} {
+		out := make([]byte, end+4+text)
+		u16 := func(at int, all ...uint16) {
+			for i, n := range all {
+				binary.LittleEndian.PutUint16(out[at+2*i:], n)
+			}
+		}
+		refer := func(at, to int) { binary.LittleEndian.PutUint32(out[at:], uint32(to-at)) }
+		table := func(at, vtable int) { binary.LittleEndian.PutUint32(out[at:], uint32(at-vtable)) }
+		u16(4, 10, 16, 4, 6, 8) // vtables: of the message, the schema, a field and a note
+		u16(14, 8, 8, 0, 4)
+		u16(22, 18, 16, 4, 0, 0, 0, 0, 0, 8)
+		u16(40, 8, 12, 4, 8)
+		table(message, 4)
+		table(schema, 14)
+		table(field, 22)
+		table(note, 40)
+		refer(0, message)
+		u16(message+4, 4, arrowSchemaMessage)
+		refer(message+8, schema)
+		refer(schema+4, list)
+		binary.LittleEndian.PutUint32(out[list:], columns)
+		for i := range columns {
+			refer(list+4+4*i, field)
+		}
+		binary.LittleEndian.PutUint32(out[end:], text)
+		if named {
+			refer(field+4, end)
+			u16(22+4+2*6, 0)
+		} else {
+			u16(22+4, 0)
+		}
+		refer(field+8, noteList)
+		binary.LittleEndian.PutUint32(out[noteList:], notes)
+		for i := range notes {
+			refer(noteList+4+4*i, note)
+		}
+		refer(note+4, end)
+		refer(note+8, end)
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		s, err := parseArrowSchema(out)
+		runtime.ReadMemStats(&after)
+		if used := after.TotalAlloc - before.TotalAlloc; (err != nil) != named || !named && len(s.columns) != columns || used > 4*text {
+			t.Errorf("a schema of %d bytes took %d: %v", len(out), used, err)
+		}
 	}
 }
 

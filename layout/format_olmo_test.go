@@ -224,6 +224,26 @@ func TestOLMoDocumentsAreBounded(t *testing.T) {
 	}
 }
 
+// TestOLMoDocumentsWithoutRoomAreChecked has a mistake behind the documents that there is room for.
+func TestOLMoDocumentsWithoutRoomAreChecked(t *testing.T) {
+	var rows strings.Builder
+	for i := range 2000 {
+		fmt.Fprintf(&rows, "%d,%d,%x\n", i, i+1, i*i*7919)
+	}
+	f := files{"a.npy": textTokens(1, 2001, 100_000, 4), "a.csv.gz": gzipped(t, []byte(rows.String()+"1900,2001\n"))}
+	v := index(t, f)
+	h := v.Sets[0].Shards[0]
+	head, ok := readSidecarHead(f["a.csv.gz"][:headSize], h.Objects[1].Size)
+	if !ok {
+		t.Fatal("no sidecar")
+	}
+	listDocuments(v.Sets[0], map[*Shard]olmoPart{h: {h.Objects[0], h.Objects[1], head}}, 1800)
+	if err := v.Sets[0].Check(t.Context(), nil); err != nil {
+		t.Fatal(err)
+	}
+	wantProblems(t, v, "a.csv.gz: row 2001:")
+}
+
 func TestOLMoTruncation(t *testing.T) {
 	f := olmoSmall(t)
 	for _, name := range slices.Sorted(maps.Keys(f))[:2] {

@@ -51,7 +51,10 @@ func findParquetFields(ctx context.Context, v *Volume, o *Object, left *atomic.I
 // parquetShapes returns the forms of columns whose values have a fixed shape in Arrow, by name. Parquet itself has lists of any length.
 // Arrow's libraries put their schema into the footer: a message as in a stream (apache/arrow, cpp/src/parquet/arrow/writer.cc).
 func parquetShapes(f *parquet.File) map[string]form {
-	message, err := base64.StdEncoding.DecodeString(string(f.Arrow))
+	if len(f.Arrow) > maxArrowMetadata {
+		return nil
+	}
+	message, err := base64.StdEncoding.AppendDecode(nil, f.Arrow)
 	if err != nil || len(message) < 8 {
 		return nil
 	}
@@ -101,7 +104,7 @@ func (f *field) findParquet(ctx context.Context, file *parquet.File, column int,
 	}
 	switch {
 	case uneven && c.Lists > 1:
-		return absent("column %q has nulls", c.Name())
+		return absent("not all arrays of column %q have the shape %s: some are null, or of another length", f.name, shapeText(f.shape))
 	case uneven && err != nil:
 		x.each = 0
 		err = x.open(ctx, file, column, left)

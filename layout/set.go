@@ -193,7 +193,8 @@ func resolveShard(ctx context.Context, h *Shard) error {
 }
 
 // Check resolves the set and reads every index in full. progress, if not nil, hears after each shard how many are done;
-// it is called from several goroutines. The error is ctx's alone: findings are Problems of the volume.
+// it is called from several goroutines. The error is ctx's alone: findings are Problems of the volume. Views are made before or after Check: it
+// changes shards that they read.
 func (s *Set) Check(ctx context.Context, progress func()) error {
 	if err := s.Resolve(ctx); err != nil {
 		return err
@@ -206,13 +207,13 @@ func (s *Set) Check(ctx context.Context, progress func()) error {
 	}, (*Shard).resolveAs, progress)
 }
 
-// resolveAs takes what resolve and check find out. The rest never changes: views are listed meanwhile by names, objects and functions.
+// resolveAs takes what resolve and check find out. The rest never changes, so that views are listed meanwhile.
 func (h *Shard) resolveAs(done *Shard) {
 	h.Tokens, h.Documents, h.Samples, h.Data, h.Index = done.Tokens, done.Documents, done.Samples, done.Data, done.Index
-	h.Bad, h.NoTokens, h.NoDocuments, h.resolve = done.Bad, done.NoTokens, done.NoDocuments, done.resolve
+	h.Bad, h.NoTokens, h.NoDocuments, h.resolve, h.check = done.Bad, done.NoTokens, done.NoDocuments, done.resolve, done.check
 }
 
-// takeFields takes what findFields finds out: views of the tokens are made meanwhile by the rest.
+// takeFields takes what findFields finds out. Views of the tokens read the rest meanwhile.
 func (h *Shard) takeFields(done *Shard) {
 	h.fields, h.Samples, h.Bad = done.fields, done.Samples, done.Bad
 }

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// plain reads the header at r.off as archive/tar does, if nearly every writer writes it so: one block, of a regular file with an ASCII
-// name of ustar or GNU format. archive/tar takes five times as long for it, and reads all others.
+// plain reads the header at r.off as archive/tar does, if it is one as nearly every writer makes them: one block of ustar or GNU format, of a
+// regular file. archive/tar takes five times as long for it, and reads all others.
 func (r *windowReader) plain(h *tar.Header) (ok bool) {
 	if r.o.Size-r.off < tarBlock || !r.load() || int64(len(r.window))-(r.off-r.at) < tarBlock {
 		return false
@@ -19,7 +19,7 @@ func (r *windowReader) plain(h *tar.Header) (ok bool) {
 	case "ustar\x0000":
 		ok = string(b[508:]) != "tar\x00" // the format of star has times in the prefix
 	case "ustar  \x00":
-		ok = b[345] == 0 && b[357] == 0 // times
+		ok = b[345] == 0 // else it is a time, or a prefix that Go wrote before 1.8
 	}
 	if !ok || b[156] != tar.TypeReg {
 		return false
@@ -35,12 +35,11 @@ func (r *windowReader) plain(h *tar.Header) (ok bool) {
 	}
 	size, ok1 := octal(b[124:136])
 	seconds, ok2 := octal(b[136:148])
-	name := untilZero(b[:100])
-	if !ok1 || !ok2 || len(name) == 0 || name[len(name)-1] == '/' { // a directory of old writers
+	if !ok1 || !ok2 {
 		return false
 	}
 	*h = tar.Header{Typeflag: tar.TypeReg, Size: size, ModTime: time.Unix(seconds, 0)}
-	if h.Name = string(name); len(prefix) > 0 {
+	if h.Name = string(untilZero(b[:100])); len(prefix) > 0 {
 		h.Name = string(prefix) + "/" + h.Name
 	}
 	r.off += tarBlock

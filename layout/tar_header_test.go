@@ -3,9 +3,11 @@ package layout
 import (
 	"archive/tar"
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"net/url"
 	"slices"
 	"strings"
 	"testing"
@@ -71,7 +73,8 @@ func FuzzTarHeaders(f *testing.F) {
 		with string
 	}{
 		{156, "\x00"}, {156, "7"}, {156, "S"}, {257, "\x00"}, {257, "ustar  \x00"}, {508, "tar\x00"}, {124, "\x80\x00"}, {124, "  1 "}, {124, "1\x00 2"}, {136, "-1"}, {100, "x"},
-		{0, "a/"}, {0, "\x00"}, {345, "prefix"}, {148, "9"}, {99, "\xff"},
+		{0, "a/"}, {0, "\x00"}, {345, "prefix"}, {148, "9"}, {99, "\xff"}, {136, "8"}, {329, "x"}, {345, strings.Repeat("p", 155) + "q"},
+		{345, strings.Repeat("p", 131) + "x" + strings.Repeat("\x00", 31) + "tar\x00"}, {357, "x"},
 	} {
 		archive := tarOf(f, tar.Header{Name: "a", Linkname: "1"}, tar.Header{Name: "b", Linkname: "2"})
 		copy(archive[change.at:], change.with)
@@ -95,6 +98,32 @@ func FuzzTarHeaders(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestTarOfABrokenConnection has an origin whose error wraps io.EOF, as that of a connection does: the archive has not ended there.
+func TestTarOfABrokenConnection(t *testing.T) {
+	archive := tarOf(t, tar.Header{Name: "a", Linkname: strings.Repeat("1", 2*windowFollowing)}, tar.Header{Name: "b", Linkname: "2"})
+	origin := &cut{inline: archive, at: 2 * windowFollowing}
+	members := 0
+	_, err := WalkTar(t.Context(), &Object{Name: "x.tar", Size: int64(len(archive)), Origin: origin}, func(*tar.Header, int64) error { members++; return nil })
+	if err == nil || members != 1 || origin.failed != 1 {
+		t.Errorf("%d members, %d reads that failed: %v", members, origin.failed, err)
+	}
+}
+
+// cut is broken from a place on.
+type cut struct {
+	inline
+	at     int64
+	failed int
+}
+
+func (c *cut) ReadAt(ctx context.Context, o *Object, p []byte, off int64) (int, error) {
+	if off+int64(len(p)) <= c.at {
+		return c.inline.ReadAt(ctx, o, p, off)
+	}
+	c.failed++
+	return 0, &url.Error{Op: "Get", URL: "http://host/x.tar", Err: io.EOF}
 }
 
 // TestTarPlainHeaders keeps the headers that writers write on the short path.

@@ -86,19 +86,19 @@ func WalkTar(ctx context.Context, o *Object, each func(h *tar.Header, offset int
 	var walk *tar.Reader // of headers that are not plain
 	var plain tar.Header
 	for known := true; ; { // r.off is where the next header begins, else walk finds it
-		at, h := r.off, &plain
-		if !known || !r.plain(h) {
+		at, h, err := r.off, &plain, error(nil)
+		if (!known || !r.plain(h)) && r.err == nil {
 			if known {
 				walk = tar.NewReader(r)
 			}
-			if h, err = walk.Next(); errors.Is(err, io.EOF) {
-				return r.off, nil
-			}
+			h, err = walk.Next()
 		}
-		if r.err != nil {
+		switch {
+		case r.err != nil:
 			return 0, fmt.Errorf("read %s at %d: %w", o.Name, r.off, r.err)
-		}
-		if err != nil && !errors.Is(err, tar.ErrInsecurePath) { // names are judged by each
+		case errors.Is(err, io.EOF):
+			return r.off, nil
+		case err != nil && !errors.Is(err, tar.ErrInsecurePath): // names are judged by each
 			return 0, corruptf(o, at, "the member that begins about here cannot be read: %v", err)
 		}
 		known = isRegular(h) && !IsSparse(h)
@@ -285,7 +285,7 @@ func (r *windowReader) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// load sees to it that the window has the byte at off.
+// load moves the window so that it has the byte at off.
 func (r *windowReader) load() (ok bool) {
 	end := r.at + int64(len(r.window))
 	if r.off >= r.at && r.off < end {

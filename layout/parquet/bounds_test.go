@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -39,11 +38,8 @@ func TestLongNamesOfGroups(t *testing.T) {
 		}
 		footer = append(footer, thriftStop)
 		f := &File{}
-		var before, after runtime.MemStats
-		runtime.ReadMemStats(&before)
-		err := f.parse(footer)
-		runtime.ReadMemStats(&after)
-		if used := after.TotalAlloc - before.TotalAlloc; err != nil || len(f.Columns) != leaves+1 || used > 8<<20 {
+		var err error
+		if used := allocated(func() { err = f.parse(footer) }); err != nil || len(f.Columns) != leaves+1 || used > 8<<20 {
 			t.Fatalf("%d columns, %d bytes were allocated: %v", len(f.Columns), used, err)
 		}
 		first, last := &f.Columns[0], &f.Columns[leaves]
@@ -54,6 +50,22 @@ func TestLongNamesOfGroups(t *testing.T) {
 		if errors.Is(err, ErrUnread) != long || (last.Kind != "i32") != long || len(last.Field()) > maxPath+1 || len(last.Name()) > maxPath+1 || len(last.Path) != 2 {
 			t.Errorf("a name of %d bytes: %s, %d bytes, %v", len(name), last.Kind, len(last.Field()), err)
 		}
+	}
+}
+
+// TestDeepColumns has 20,000 columns below 32 groups: the path of each takes as much as the rest of it.
+func TestDeepColumns(t *testing.T) {
+	const leaves, said = 20_000, 650_000
+	footer := listHead(2, leaves+maxThriftDepth)
+	for range maxThriftDepth - 1 {
+		footer = append(footer, 5<<4|thriftI32, 2, thriftStop) // a group of one
+	}
+	footer = append(binary.AppendVarint(append(footer, 5<<4|thriftI32), leaves), thriftStop)
+	footer = append(footer, make([]byte, leaves)...)
+	footer = binary.AppendUvarint(append(footer, 4<<4|thriftBinary), said) // by whom the file was written
+	footer = append(footer, make([]byte, said+1)...)
+	if err := (&File{}).parse(footer); !errors.Is(err, ErrUnread) {
+		t.Errorf("%d columns of %d names each are read: %v", leaves, maxThriftDepth, err)
 	}
 }
 
@@ -72,11 +84,8 @@ func TestFootersThatSwell(t *testing.T) {
 			schema, listHead(2, 1), listHead(1, 1), {3<<4 | thriftStruct, 0<<4 | thriftStruct, 32}, head(3, thriftI64, many), make([]byte, many+5),
 		}, nil),
 	} {
-		var before, after runtime.MemStats
-		runtime.ReadMemStats(&before)
-		err := (&File{}).parse(footer)
-		runtime.ReadMemStats(&after)
-		if used := int64(after.TotalAlloc - before.TotalAlloc); name == "levels" != !errors.Is(err, ErrUnread) || used > 4*FooterMemory(int64(len(footer))) {
+		var err error
+		if used := allocated(func() { err = (&File{}).parse(footer) }); name == "levels" != !errors.Is(err, ErrUnread) || used > 4*FooterMemory(int64(len(footer))) {
 			t.Errorf("%s: %d bytes were allocated for %d: %v", name, used, len(footer), err)
 		}
 	}

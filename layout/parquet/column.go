@@ -2,6 +2,7 @@ package parquet
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -55,8 +56,11 @@ func (c *Column) Width() int64 {
 }
 
 // walk makes columns of n subtrees at the start of tree, and returns the rest.
-func (f *File) walk(tree []element, n int64, path []string, above Column) ([]element, error) {
+func (f *File) walk(t *thrift, tree []element, n int64, path []string, above Column) ([]element, error) {
 	for ; n > 0; n-- {
+		if t.take(nameMemory * int64(len(path)+1)); t.err != nil {
+			return nil, t.err
+		}
 		if len(tree) == 0 || len(path) > maxThriftDepth {
 			return nil, fmt.Errorf("%w: its schema is cut off, or nested more than %d deep", ErrBroken, maxThriftDepth)
 		}
@@ -67,7 +71,7 @@ func (f *File) walk(tree []element, n int64, path []string, above Column) ([]ele
 			e.name, c.long = e.name[:room], true
 		}
 		c.named += len(e.name) + 1
-		c.Path = append(path[:len(path):len(path)], e.name)
+		c.Path = slices.Concat(path, []string{e.name})
 		c.name(e)
 		switch e.repetition {
 		case 1:
@@ -79,7 +83,7 @@ func (f *File) walk(tree []element, n int64, path []string, above Column) ([]ele
 		}
 		if e.children > 0 {
 			var err error
-			if tree, err = f.walk(tree, e.children, c.Path, c); err != nil {
+			if tree, err = f.walk(t, tree, e.children, c.Path, c); err != nil {
 				return nil, err
 			}
 			continue

@@ -92,6 +92,7 @@ type element struct {
 // Bytes that parts of a footer take at most, with the columns that are made of them. A byte of the file may make one.
 const (
 	elementMemory = 512
+	nameMemory    = 16 // for each name in a column's path
 	groupMemory   = 192
 	chunkMemory   = 224
 )
@@ -168,20 +169,21 @@ func (f *File) parse(footer []byte) error {
 		}
 		return true
 	})
-	if errors.Is(t.err, errRoom) {
+	var rest []element
+	var err error
+	if t.err == nil && len(f.tree) > 0 {
+		rest, err = f.walk(t, f.tree[1:], f.tree[0].children, nil, Column{})
+	}
+	switch {
+	case errors.Is(t.err, errRoom):
 		return fmt.Errorf("%w: its footer of %d bytes describes too many columns and row groups: write larger row groups", ErrUnread, len(footer))
-	}
-	if t.err != nil {
+	case t.err != nil:
 		return fmt.Errorf("%w: %w", ErrBroken, t.err)
-	}
-	if len(f.tree) == 0 {
+	case len(f.tree) == 0:
 		return fmt.Errorf("%w: it has no schema", ErrBroken)
-	}
-	rest, err := f.walk(f.tree[1:], f.tree[0].children, nil, Column{})
-	if err != nil {
+	case err != nil:
 		return err
-	}
-	if len(rest) > 0 {
+	case len(rest) > 0:
 		return fmt.Errorf("%w: %d elements of the schema belong to no column", ErrBroken, len(rest))
 	}
 	return f.check()

@@ -246,7 +246,7 @@ func (p *pages) read(r io.ReaderAt, off, n int64) ([]byte, error) {
 	return p.raw, readFull(r, p.raw, off)
 }
 
-// scratches are memory that pages were read and decompressed into: of random rows, each is of another page.
+// scratches are memory that pages were read and decompressed into. Nearly every row that is read at random needs another page.
 var scratches sync.Pool //nolint:gochecknoglobals // a pool, as in the standard library
 
 func scratchOf(n int64) []byte {

@@ -347,7 +347,9 @@ func (c *Paged) Dictionary(ctx context.Context, r io.ReaderAt, p *Page) (*Dictio
 	if p.dictionary == 0 {
 		return nil, nil
 	}
-	d, err := c.values(p.group).dictionaryAt(cancelReaderAt{ctx, r}, p.dictionary)
+	v := c.values(p.group)
+	defer v.done()
+	d, err := v.dictionaryAt(cancelReaderAt{ctx, r}, p.dictionary)
 	return &Dictionary{d}, err
 }
 
@@ -367,10 +369,11 @@ func (v *values) dictionaryAt(r io.ReaderAt, at int64) (*decoded, error) {
 	if err != nil {
 		return nil, err
 	}
-	if v.column.Bytes || len(raw) > 0 {
-		raw = append([]byte(nil), raw...) // what is decoded may lie in it
+	d, err := v.decode(raw, encPlain, h.values)
+	if err == nil {
+		d.bytes = bytes.Clone(d.bytes) // which lie in raw
 	}
-	return v.decode(raw, encPlain, h.values)
+	return d, err
 }
 
 // DictionaryMemory is how many bytes reading the page's dictionary takes, with the result.

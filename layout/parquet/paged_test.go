@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"slices"
+	"sync"
 	"testing"
 )
 
@@ -152,6 +153,75 @@ func TestPages(t *testing.T) {
 	}
 	if rows, _, err := pagedRows(t, golden(t, "split.parquet"), "split"); err != nil || len(rows) != 3 || len(rows[2]) != 8000 || rows[2][7992] != 1001&0xff {
 		t.Errorf("split: %d rows, %v", len(rows), err)
+	}
+}
+
+// TestPagesAreReadAtOnce reads all columns of files at once, as often as memory of pages is used again, and compares with what was read first.
+func TestPagesAreReadAtOnce(t *testing.T) {
+	type page struct {
+		column *Paged
+		file   *bytes.Reader
+		page   Page
+		raw    []byte
+		starts []int64
+	}
+	read := func(p *page) (raw []byte, starts []int64, err error) {
+		d, err := p.column.Dictionary(t.Context(), p.file, &p.page)
+		if err == nil {
+			starts, err = p.column.Starts(t.Context(), p.file, &p.page, d)
+		}
+		if err == nil {
+			raw, err = p.column.Read(t.Context(), p.file, &p.page, d)
+		}
+		return raw, starts, err
+	}
+	var pages []page
+	for _, name := range []string{"plain", "dictionary", "delta", "split", "gzip", "lz4", "groups"} {
+		data := golden(t, name+".parquet")
+		r := bytes.NewReader(data)
+		f, err := Open(r, int64(len(data)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for index := range f.Columns {
+			c := f.Paged(index)
+			if of := &f.Columns[index]; of.Element == "" || of.Bytes && of.Lists > 0 || c.Readable() != nil {
+				continue
+			}
+			for g := range c.Groups {
+				found, err := c.Pages(t.Context(), r, g)
+				for _, p := range found {
+					one := page{column: c, file: r, page: p}
+					one.raw, one.starts, err = read(&one)
+					pages = append(pages, one)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	want := make([][]byte, len(pages))
+	for i := range pages {
+		want[i] = bytes.Clone(pages[i].raw)
+	}
+	var readers sync.WaitGroup
+	for k := range 4 {
+		readers.Go(func() {
+			for n := range 2 * len(pages) {
+				i := (n*(2*k+1) + k) % len(pages)
+				raw, starts, err := read(&pages[i])
+				if err != nil || !bytes.Equal(raw, want[i]) || !slices.Equal(starts, pages[i].starts) {
+					t.Errorf("page %d of column %q has other values than before: %v", i, pages[i].column.Name(), err)
+				}
+			}
+		})
+	}
+	readers.Wait()
+	for i := range pages {
+		if !bytes.Equal(pages[i].raw, want[i]) {
+			t.Errorf("what was read of page %d of column %q has changed since", i, pages[i].column.Name())
+		}
 	}
 }
 

@@ -108,6 +108,36 @@ func TestDeltasTakeRoom(t *testing.T) {
 	}
 }
 
+// allocated is how many bytes f allocates.
+func allocated(f func()) int64 {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	f()
+	runtime.ReadMemStats(&after)
+	return int64(after.TotalAlloc - before.TotalAlloc)
+}
+
+// TestDictionariesTakeTheirRoom has dictionaries of numbers, which take more than their page.
+func TestDictionariesTakeTheirRoom(t *testing.T) {
+	const bytesOfAll = 8 << 20
+	for _, size := range []int{4, 8} {
+		column := Column{Path: []string{"x"}, physical: typeInt32, size: size, bits: 8 * size}
+		if size == 8 {
+			column.physical = typeInt64
+		}
+		dictionary := pageOf(pageDictionary, bytesOfAll/size, encPlain, make([]byte, bytesOfAll))
+		c, r := pagedOf(column, 1, dictionary, pageOf(pageData, 1, encRLEDictionary, []byte{0}))
+		pages, err := c.Pages(t.Context(), r, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var d *Dictionary
+		if n := allocated(func() { d, err = c.Dictionary(t.Context(), r, &pages[0]) }); err != nil || n > pages[0].DictionaryMemory() {
+			t.Errorf("%d bytes were used to read a dictionary of %d, %d may be: %v", n, d.Memory(), pages[0].DictionaryMemory(), err)
+		}
+	}
+}
+
 // TestSharedStartsTakeRoomOnce has a page of a text of 1 MiB, and 100 more that are equal to it.
 func TestSharedStartsTakeRoomOnce(t *testing.T) {
 	const length, more = 1 << 20, 100
@@ -122,13 +152,6 @@ func TestSharedStartsTakeRoomOnce(t *testing.T) {
 	}
 	body := bytes.Join([][]byte{shared, own, bytes.Repeat([]byte("x"), length)}, nil)
 	c, r := pagedOf(Column{Path: []string{"x"}, physical: typeBytes, Bytes: true}, 1+more, pageOf(pageData, 1+more, encDeltaBytes, body))
-	allocated := func(f func()) int64 {
-		var before, after runtime.MemStats
-		runtime.ReadMemStats(&before)
-		f()
-		runtime.ReadMemStats(&after)
-		return int64(after.TotalAlloc - before.TotalAlloc)
-	}
 	var pages []Page
 	var values []byte
 	var starts []int64

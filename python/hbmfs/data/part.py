@@ -33,7 +33,7 @@ from .permutation import mixed
 
 SHARES = {"train": 0.99, "val": 0.01}
 _AT_ONCE = 1 << 18
-"""Hashes that are made at once: each takes 8 bytes, several times over."""
+"""Hashes that are made at once. Several arrays have 8 bytes for each."""
 
 
 class Part(Generic[A]):

@@ -134,6 +134,12 @@ def test_a_large_split_has_few_hashes_at_once():
     assert np.array_equal(mask, hashes < np.uint64((1 << 64) * 99 // 100))
 
 
+def test_splits_are_those_of_the_states_of_earlier_versions():
+    shards, shares = [("train/a-0.bin", 700_000), ("b", 0), ("c", 11)], {"train": 0.5, "val": 0.25, "test": 0.25}
+    digests = {name: part.digest_of(np.flatnonzero(part.chosen(shards, name, shares, 7, "document"))) for name in shares}
+    assert digests == {"train": "d07507e1455bc518", "val": "c334ade1496d76d4", "test": "afb78ba7339fc951"}
+
+
 def test_a_document_stays_where_it_is_when_shards_are_added(tmp_path):
     def dataset(shards):
         folder = tmp_path / str(len(shards))
