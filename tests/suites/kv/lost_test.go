@@ -22,13 +22,13 @@ import (
 
 // disk is a filesystem on a loop device, whose image lies on a tmpfs: it is thin, and full when the test says so.
 type disk struct {
-	thin, image, point string
+	kind, thin, image, point string
 }
 
 func newDisk(t *testing.T, kind string) *disk {
 	t.Helper()
 	blackbox.NeedRoot(t)
-	d := &disk{thin: suite.NewDir(t), point: suite.NewDir(t)}
+	d := &disk{kind: kind, thin: suite.NewDir(t), point: suite.NewDir(t)}
 	must(t, unix.Mount("thin", d.thin, "tmpfs", 0, "size=1g"))
 	t.Cleanup(func() { must(t, unix.Unmount(d.thin, unix.MNT_DETACH)) })
 	d.image = filepath.Join(d.thin, "image")
@@ -47,9 +47,25 @@ func newDisk(t *testing.T, kind string) *disk {
 
 func (d *disk) mount(t *testing.T) {
 	t.Helper()
-	if out, err := exec.Command("mount", "-o", "loop", d.image, d.point).CombinedOutput(); err != nil {
+	options := "loop"
+	if d.kind == "xfs" {
+		options += ",nouuid"
+	}
+	if out, err := exec.Command("mount", "-o", options, d.image, d.point).CombinedOutput(); err != nil {
 		t.Skipf("mount a loop device: %v: %s", err, out)
 	}
+}
+
+// again unmounts the filesystem, and mounts a copy of its image. Namespaces of other tests' processes may still hold the first one, which was shut down.
+func (d *disk) again(t *testing.T) {
+	t.Helper()
+	must(t, unix.Unmount(d.point, 0))
+	image := d.image + ".again"
+	if out, err := exec.Command("cp", "--sparse=always", d.image, image).CombinedOutput(); err != nil {
+		t.Fatalf("cp: %v: %s", err, out)
+	}
+	d.image = image
+	d.mount(t)
 }
 
 // fill makes the thin device full, or gives it room again.
@@ -178,8 +194,7 @@ func TestLostBlocksAreNoHits(t *testing.T) {
 			v.sync(t, "index") // its records come to the disk before their blocks
 			d.shutdown(t)
 			v.crash(t)
-			must(t, unix.Unmount(d.point, 0))
-			d.mount(t)
+			d.again(t)
 			v = on(t, d.point)
 			v.isRight(t, keys)
 			v.fillWith(t, keys)
