@@ -7,8 +7,6 @@ import (
 	"net/http"
 	"net/url"
 	"sync"
-
-	"github.com/hbmfs/hbmfs/cache"
 )
 
 // Bounds of the addresses that servers redirect to.
@@ -77,22 +75,4 @@ func Expired(res *http.Response) bool {
 		return true
 	}
 	return res.StatusCode/100 == 3
-}
-
-// Stored judges the answer of a storage, nil where it has bytes, and ends one without.
-func Stored(res *http.Response) error {
-	status := res.StatusCode
-	if status == http.StatusOK || status == http.StatusPartialContent {
-		return nil
-	}
-	Discard(res)
-	err := fmt.Errorf("the server answers %d %s", status, http.StatusText(status))
-	switch {
-	case status == http.StatusRequestedRangeNotSatisfiable:
-		return fmt.Errorf("it became shorter: %w", cache.ErrChanged)
-	case Expired(res): // an address that was just signed
-	case Lasting(status):
-		return fmt.Errorf("%w: %w", fs.ErrInvalid, err)
-	}
-	return RetryAfter(res.Header, err)
 }

@@ -234,12 +234,20 @@ func (o *Repo) get(ctx context.Context, h *hub, obj *layout.Object, off, n int64
 	return answer(res, version)
 }
 
-// answer is the answer that should have the bytes.
+// answer judges the answer that should have the bytes.
 func answer(res *http.Response, version string) (*fetch.Answer, error) {
-	if err := fetch.Stored(res); err != nil {
-		return nil, err
+	err := fmt.Errorf("the server answers %d %s", res.StatusCode, http.StatusText(res.StatusCode))
+	switch status := res.StatusCode; {
+	case status == http.StatusOK || status == http.StatusPartialContent:
+		return &fetch.Answer{Response: res, Version: version}, nil
+	case status == http.StatusRequestedRangeNotSatisfiable:
+		err = fmt.Errorf("it became shorter: %w", cache.ErrChanged)
+	case fetch.Expired(res): // an address that was just signed
+	case fetch.Lasting(status):
+		err = fmt.Errorf("%w: %w", fs.ErrInvalid, err)
 	}
-	return &fetch.Answer{Response: res, Version: version}, nil
+	_ = res.Body.Close() // it is not what was asked for
+	return nil, fetch.RetryAfter(res.Header, err)
 }
 
 // file is the Hub's address of a file at the commit.

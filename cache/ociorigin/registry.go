@@ -121,7 +121,7 @@ func (r *registry) blob(ctx context.Context, digest, span string) (*http.Respons
 			return nil, err
 		}
 		if !fetch.Expired(res) {
-			return res, fetch.Stored(res)
+			return res, answered(res)
 		}
 		fetch.Discard(res)
 		r.storage.Keep(digest, nil)
@@ -140,7 +140,25 @@ func (r *registry) blob(ctx context.Context, digest, span string) (*http.Respons
 		}
 		r.storage.Keep(digest, at)
 	}
-	return res, fetch.Stored(res)
+	return res, answered(res)
+}
+
+// answered judges the answer of a storage, and ends one that has no bytes.
+func answered(res *http.Response) error {
+	status := res.StatusCode
+	if status == http.StatusOK || status == http.StatusPartialContent {
+		return nil
+	}
+	fetch.Discard(res)
+	err := fmt.Errorf("the server answers %d %s", status, http.StatusText(status))
+	switch {
+	case status == http.StatusRequestedRangeNotSatisfiable:
+		return fmt.Errorf("it became shorter: %w", cache.ErrChanged)
+	case fetch.Expired(res): // an address that was just signed
+	case fetch.Lasting(status):
+		return fmt.Errorf("%w: %w", fs.ErrInvalid, err)
+	}
+	return fetch.RetryAfter(res.Header, err)
 }
 
 // said is the registry's text of an error.
@@ -177,7 +195,7 @@ func (r *registry) explain(k *tokens.Token, res *http.Response) error {
 // read reads a document of at most so many bytes.
 func read(res *http.Response, most int64) ([]byte, error) {
 	if res.StatusCode != http.StatusOK {
-		if err := fetch.Stored(res); err != nil {
+		if err := answered(res); err != nil {
 			return nil, err
 		}
 		return nil, fmt.Errorf("%w: it answers %.80q", fetch.ErrLie, res.Status)
