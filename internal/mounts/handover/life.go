@@ -282,8 +282,10 @@ func (l *Life) introduce() error {
 	return nil
 }
 
-// leaveTime bounds the wait for a holder to let go.
-const leaveTime = time.Second
+const (
+	leaveTime = time.Second           // a process has to close its end
+	letGoTime = leaveTime + 2*dieTime // a holder has to let go, which waits dieTime for each daemon that waits for its turn
+)
 
 // End says that the mount is over. It returns once the holder has let go of everything, the source for one.
 func (l *Life) End() {
@@ -309,7 +311,7 @@ func (l *Life) End() {
 	l.mu.Unlock()
 	select {
 	case <-l.left:
-	case <-time.After(leaveTime):
+	case <-time.After(letGoTime):
 	}
 	l.mu.Lock()
 }

@@ -43,7 +43,8 @@ func TestUpgradeReplacesTheKeeper(t *testing.T) {
 		}
 		before := keeper
 		s := m.Status(t)
-		if keeper, m.PID = s.Handover.PID, s.PID; len(m.keepersOf(t)) != 1 {
+		keeper, m.PID = s.Handover.PID, s.PID
+		if !blackbox.Within(patience, func() bool { return len(m.keepersOf(t)) == 1 }) { // a daemon that it starts has its name for a moment
 			t.Errorf("after %d there are the keepers %v", before, m.keepersOf(t))
 		}
 		m.waitForSpare(t, 0)
