@@ -24,7 +24,7 @@ from hbmfs.weights import _columns, _load, _parts
 from test_weights import random_model, same
 from waiting import PATIENCE, main_is_in, when
 
-SILENCE = 4.0
+SILENCE = 8.0
 """Seconds, in tests where a rank is gone. All others hear no silence, however busy the CPUs are."""
 
 
