@@ -246,7 +246,10 @@ func TestSharedPinnedMemoryOfManyFiles(t *testing.T) {
 		sharing *sharing
 		want    int64 // bytes of threads
 	}{
-		{nil, 0}, {evenly(), many / 2 * row}, {&sharing{threads: copied.NewBounded(2), least: 1}, row}, {&sharing{threads: copied.NewBounded(2), least: 1, gpu: rate{bytes: 15, seconds: 1}, cpu: rate{bytes: 1, seconds: 1}}, 0},
+		{nil, 0},
+		{evenly(), many / 2 * row},
+		{&sharing{threads: copied.NewBounded(2), least: 1}, row},
+		{&sharing{threads: copied.NewBounded(2), least: 1, gpu: rate{bytes: 15, seconds: 1}, cpu: rate{bytes: 1, seconds: 1}}, 0},
 	} {
 		r.sharing = c.sharing
 		q, err := BeginBatch(t.Context(), Target{Memory: m.Memory}, b, nil)
