@@ -77,7 +77,11 @@ func TestArraysOfOtherShapes(t *testing.T) {
 		find []byte
 		at   int
 		to   byte
-	}{{offsets(3, 7), 24, 17}, {offsets(3, 7), 0, 1}, {offsets(4, 8), 0, 1}} {
+		row  string
+	}{
+		{offsets(3, 7), 24, 17, "that of row 19 of a.arrow"}, {offsets(3, 7), 0, 1, "that of row 14 of a.arrow"}, {offsets(3, 7), 8, 5, "that of row 15 of a.arrow"},
+		{offsets(4, 8), 0, 1, "those of rows 14 to 19 of a.arrow"},
+	} {
 		data := bytes.Clone(arrow)
 		i := bytes.LastIndex(data, change.find)
 		if i < 0 {
@@ -85,7 +89,9 @@ func TestArraysOfOtherShapes(t *testing.T) {
 		}
 		data[i+change.at] = change.to
 		_, about := samples(t, index(t, files{"a.arrow": data}))
-		if n := slices.IndexFunc(about.Fields, func(f Field) bool { return strings.Contains(f.Missing, "not all arrays of column") }); n < 0 {
+		if n := slices.IndexFunc(about.Fields, func(f Field) bool {
+			return strings.Contains(f.Missing, "not all arrays of column") && strings.HasSuffix(f.Missing, change.row)
+		}); n < 0 {
 			t.Errorf("%+v: %+v", change, about.Fields)
 		}
 	}
@@ -110,16 +116,37 @@ func TestArraysOfOtherShapesInParquet(t *testing.T) {
 		t.Fatal(err)
 	}
 	const shape = `[[3, 4], "uint8"]`
+	of := func(other string) *Volume {
+		changed := base64.StdEncoding.EncodeToString(bytes.ReplaceAll(schema, []byte(shape), []byte(other)))
+		return index(t, files{"a.parquet": bytes.ReplaceAll(data, f.Arrow, []byte(changed))})
+	}
 	for other, want := range map[string]string{
 		`[[3, 5], "uint8"]`: "not all arrays of column", `[[1, 4], "uint8"]`: "not all arrays of column", `[[3, 0], "uint8"]`: "it is a column of list of list",
-		`[[3, -4], "uint"]`: "it is a column of list of list", `[[4, 3], "uint8"]`: "",
+		`[[3, -4], "uint"]`: "it is a column of list of list", shape: "",
 	} {
-		changed := base64.StdEncoding.EncodeToString(bytes.ReplaceAll(schema, []byte(shape), []byte(other)))
-		_, about := samples(t, index(t, files{"a.parquet": bytes.ReplaceAll(data, f.Arrow, []byte(changed))}))
-		for _, f := range about.Fields {
+		fields, err := of(other).Sets[0].Fields(t.Context())
+		if err != nil {
+			t.Errorf("arrays whose shape is said to be %s: %v", other, err)
+		}
+		for _, f := range fields {
 			if f.Name == "pixels" && (!strings.HasPrefix(f.Missing, want) || (f.Missing == "") != (want == "")) || f.Name == "latent" && f.Missing != "" {
 				t.Errorf("arrays whose shape is said to be %s: %+v", other, f)
 			}
+		}
+	}
+	for _, other := range []string{`[[4, 3], "uint8"]`, `[[2, 6], "uint8"]`, `[[1,12], "uint8"]`} {
+		const want = `read "a.parquet": row 0 of column "pixels.list.element.list.element" has another shape than the column`
+		v := of(other)
+		if _, err := v.Sets[0].Fields(t.Context()); err == nil || err.Error() != want {
+			t.Errorf("arrays whose shape is said to be %s: %v", other, err)
+		}
+		all, err := v.Sets[0].samplesOf(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		i := slices.IndexFunc(all.fields, func(f *field) bool { return f.name == "pixels" })
+		if _, err := all.fields[i].values.ReadAt(t.Context(), make([]byte, 12), 0); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("arrays whose shape is said to be %s are read: %v", other, err)
 		}
 	}
 }

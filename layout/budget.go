@@ -2,6 +2,7 @@ package layout
 
 import (
 	"context"
+	"sync/atomic"
 
 	"golang.org/x/sync/semaphore"
 )
@@ -10,6 +11,27 @@ import (
 // largest header of any format fits. But many shards are resolved at once, and a sparse file claims a large header for
 // nothing.
 const maxHeaders = 256 << 20
+
+// maxPlaces bounds the places of row groups that a volume keeps, one for each column that is shown: 48 bytes each. Every row group of a file takes
+// 8 bytes beside them.
+const maxPlaces = 1 << 24
+
+// places counts those that are kept.
+type places struct{ kept atomic.Int64 }
+
+func (p *places) take(n int64) error {
+	for {
+		was := p.kept.Load()
+		if was+n > maxPlaces {
+			return absent("the columns have more than %d row groups, all together: write larger row groups, or mount fewer files", maxPlaces)
+		}
+		if p.kept.CompareAndSwap(was, was+n) {
+			return nil
+		}
+	}
+}
+
+func (p *places) giveBack(n int64) { p.kept.Add(-n) }
 
 // headerBudget is the bytes that are left of maxHeaders. Its zero value, which tests of one file use, has no bound.
 type headerBudget struct{ left *semaphore.Weighted }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"testing"
 	"time"
 
@@ -101,6 +102,24 @@ func TestSparseHeadersShareABudget(t *testing.T) {
 				t.Error("not all of the budget was given back")
 			}
 		})
+	}
+}
+
+// TestRowGroupsShareABudget has room for the row groups of all columns, or for one less.
+func TestRowGroupsShareABudget(t *testing.T) {
+	const columns = 16 // of one row group, that are shown: 8 of each file
+	for _, room := range []int64{columns, columns - 1} {
+		v := index(t, files{"a.parquet": parquetFixture(t, "plain"), "b.parquet": parquetFixture(t, "plain")})
+		if err := v.places.take(maxPlaces - room); err != nil {
+			t.Fatal(err)
+		}
+		fields, err := v.Sets[0].Fields(t.Context())
+		if fits := room == columns; (err == nil) != fits || fits && len(fields) < columns/2 || !fits && !strings.Contains(err.Error(), "write larger row groups") {
+			t.Errorf("room for %d: %d fields, %v", room, len(fields), err)
+		}
+		if err != nil && v.places.kept.Load() != maxPlaces-room {
+			t.Errorf("%d places stay taken", v.places.kept.Load()-maxPlaces+room)
+		}
 	}
 }
 

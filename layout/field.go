@@ -19,7 +19,11 @@ type field struct {
 	values  Body
 	index   DocumentIndex // of the elements, by samples; may be nil where form tells it
 	missing string        // why it is not shown, "" where it is
+	nulls   bool          // it has no type, since all values are null
 	costly  bool          // to read index takes decoding the values
+	leave   func()        // gives its part of the volume's budget back; nil where it has none
+
+	checks []func(ctx context.Context) error // of its shape in shards where that takes decoding the values
 }
 
 // form is the type of a field's values, and their shape: of each value, or of the rows of a ragged field.
@@ -112,18 +116,37 @@ func (s *Set) samplesOf(ctx context.Context) (*fieldsOf, error) {
 		}
 	}
 	if bad := s.Bad(); bad != nil {
+		s.leaveFields(nil)
 		return nil, absent("shard %s is bad: %s", bad.Name, bad.Bad)
 	}
 	all, err := s.joinFields()
 	if err != nil {
+		s.leaveFields(nil)
 		s.noFields = err.Error()
 		return nil, absent("%s", s.noFields)
 	}
+	s.leaveFields(all.fields)
 	s.fields = all
+	return all, nil
+}
+
+// leaveFields forgets the fields of the shards. Those that the set does not show give their parts of the volume's budget back.
+func (s *Set) leaveFields(of []*field) {
+	shown := map[string]bool{}
+	for _, f := range of {
+		shown[f.name] = f.missing == ""
+	}
 	for _, h := range s.Shards {
+		if h.fields == nil {
+			continue
+		}
+		for _, f := range h.fields.fields {
+			if f.leave != nil && !shown[f.name] {
+				f.leave()
+			}
+		}
 		h.fields = nil
 	}
-	return all, nil
 }
 
 // joinFields makes the fields of the set of those of its shards. A field of a set is in any of its shards.
@@ -146,7 +169,7 @@ func (s *Set) joinFields() (*fieldsOf, error) {
 				all.fields = append(all.fields, &field{name: f.name})
 			}
 			if parts[f.name][i] != nil {
-				f.missing = "several fields have its name"
+				f.missing, f.nulls = "several fields have its name", false
 			}
 			parts[f.name][i] = f
 		}
@@ -160,20 +183,32 @@ func (s *Set) joinFields() (*fieldsOf, error) {
 // joinField joins the parts of a field, or says why it cannot be shown.
 func (s *Set) joinField(f *field, parts []*field) (missing string) {
 	known := false // by a sample
-	lacking := ""  // a shard without it
+	nulls := false // all values of a shard
+	missing = "all of its values are null"
+	lacking := "" // a shard without it
 	for i, p := range parts {
 		h := s.Shards[i]
 		switch {
 		case p == nil && h.fields.samples > 0:
 			lacking = cmp.Or(lacking, h.Name)
 		case p == nil:
-		case p.missing != "":
+		case p.nulls:
+			nulls, parts[i] = nulls || h.fields.samples > 0, nil
+		case p.missing != "" && h.fields.samples > 0:
 			return p.missing
+		case p.missing != "":
+			missing, parts[i] = p.missing, nil
 		case !known:
 			f.form, known = p.form, h.fields.samples > 0
 		case h.fields.samples > 0 && !f.meet(p.form):
 			return fmt.Sprintf("shard %s has values of %s, those before it of %s", h.Name, p.dtype.Long(), f.dtype.Long())
 		}
+	}
+	if f.dtype == DTypeUnknown {
+		return missing
+	}
+	if nulls {
+		f.meet(form{f.dtype, true, f.rows()})
 	}
 	switch {
 	case f.dtype.NumPy() == "":
@@ -194,6 +229,7 @@ func (s *Set) joinField(f *field, parts []*field) (missing string) {
 		elements[i] = p.values.Size() / int64(f.dtype.Size())
 		f.values.AddBody(&p.values)
 		f.costly = f.costly || p.costly
+		f.checks = append(f.checks, p.checks...)
 		p.values = Body{} // there is one copy at a time
 	}
 	f.values.clip()
@@ -204,7 +240,7 @@ func (s *Set) joinField(f *field, parts []*field) (missing string) {
 }
 
 // Fields describes the fields of the set's samples, nil where the format has none. It reads the indexes of all values, but those in
-// compressed pages: a mistake in one is an error. An [*AbsentError] says why no field is shown.
+// compressed pages, and checks the shapes of arrays: a mistake in one is an error. An [*AbsentError] says why no field is shown.
 func (s *Set) Fields(ctx context.Context) ([]Field, error) {
 	if !s.hasFields() {
 		return nil, nil
@@ -216,6 +252,11 @@ func (s *Set) Fields(ctx context.Context) ([]Field, error) {
 	for _, f := range all.fields {
 		if f.index != nil && !f.costly {
 			if err := checkStarts(ctx, f.index); err != nil {
+				return nil, err
+			}
+		}
+		for _, check := range f.checks {
+			if err := check(ctx); err != nil {
 				return nil, err
 			}
 		}

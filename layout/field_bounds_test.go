@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -15,6 +16,64 @@ func TestFieldsOfOneName(t *testing.T) {
 		got, about := samples(t, index(t, mdsColumnsOf(t, columns, value)))
 		if len(got) != 1 || got[columns[0][0].(string)] == nil || about.Fields[1].Missing != "files of another field have its name" {
 			t.Errorf("%v: %+v", columns, about.Fields)
+		}
+	}
+}
+
+// TestFieldsOfNulls joins shards of which some have a field without a type, since all values are null, or without samples.
+func TestFieldsOfNulls(t *testing.T) {
+	shard := func(samples int64, f *field) *Shard {
+		f.name = "x"
+		return &Shard{Name: "s", fields: &fieldsOf{samples: samples, fields: []*field{f}}}
+	}
+	nulls := func(samples int64) *Shard {
+		return shard(samples, &field{missing: "it is a column of null", nulls: true})
+	}
+	other := func(samples int64) *Shard { return shard(samples, &field{missing: "it is a column of bool"}) }
+	dense := func() *Shard {
+		f := &field{form: form{dtype: I32}}
+		f.values.Add(Inline([]byte("12345678")), 0, 8)
+		return shard(2, f)
+	}
+	twice := dense()
+	twice.fields.fields = append(twice.fields.fields, nulls(2).fields.fields...)
+	for name, c := range map[string]struct {
+		shards  []*Shard
+		missing string
+		ragged  bool
+		starts  []int64
+	}{
+		"first":             {[]*Shard{nulls(1), dense()}, "", true, []int64{0, 0, 1, 2}},
+		"last":              {[]*Shard{dense(), nulls(2)}, "", true, []int64{0, 1, 2, 2, 2}},
+		"all":               {[]*Shard{nulls(1), nulls(2)}, "all of its values are null", false, nil},
+		"no samples":        {[]*Shard{dense(), nulls(0)}, "", false, nil},
+		"another, none":     {[]*Shard{other(0), dense()}, "", false, nil},
+		"another, some":     {[]*Shard{other(1), dense()}, "it is a column of bool", false, nil},
+		"another and empty": {[]*Shard{other(0), other(0)}, "it is a column of bool", false, nil},
+		"two of its name":   {[]*Shard{twice, dense()}, "several fields have its name", false, nil},
+	} {
+		s, left, parts := &Set{Shards: c.shards}, 0, 0
+		for _, h := range c.shards {
+			for _, f := range h.fields.fields {
+				parts, f.leave = parts+1, func() { left++ }
+			}
+		}
+		all, err := s.joinFields()
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := all.fields[0]
+		s.leaveFields(all.fields)
+		if want := map[bool]int{true: parts}[f.missing != ""]; left != want {
+			t.Errorf("%s: %d parts of %d give their room back, want %d", name, left, parts, want)
+		}
+		if f.missing != c.missing || c.missing == "" && (f.ragged != c.ragged || f.values.Size() != 8) {
+			t.Errorf("%s: %q, ragged %v, %d bytes", name, f.missing, f.ragged, f.values.Size())
+			continue
+		}
+		got := make([]int64, len(c.starts))
+		if c.ragged && (DocumentStarts(t.Context(), f.index, got, 0) != nil || !slices.Equal(got, c.starts)) {
+			t.Errorf("%s: the samples begin at %v, want %v", name, got, c.starts)
 		}
 	}
 }

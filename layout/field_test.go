@@ -346,7 +346,7 @@ func TestArrowFields(t *testing.T) {
 		"input_ids": "[010000000200000003000000  0400000005000000 06000000 010000000200000003000000  0400000005000000 06000000]",
 	}
 	missing := map[string]string{
-		"null": "it is a column of type 1", "text": `column "text" has nulls`, "flag": "it is a column of bool", "point": "it is a column of struct",
+		"null": "all of its values are null", "text": `column "text" has nulls`, "flag": "it is a column of bool", "point": "it is a column of struct",
 		"pairs": "it is a column of map", "word": "it is a column of dictionary",
 	}
 	for _, f := range about.Fields {

@@ -15,7 +15,7 @@ func (s *arrowStream) findFields(ctx context.Context, schema *arrowSchema, left 
 		c := &schema.columns[i]
 		f := &field{name: c.name, form: c.form}
 		if c.dtype == DTypeUnknown {
-			f.missing = columnNotShown(c.kind)
+			f.missing, f.nulls = columnNotShown(c.kind), c.kind == "null"
 		}
 		out.fields = append(out.fields, f)
 		indexes[i] = arrowIndex{object: s.object, width: c.width}
@@ -28,6 +28,7 @@ func (s *arrowStream) findFields(ctx context.Context, schema *arrowSchema, left 
 		if out.samples += rows; out.samples > maxArrowRows {
 			return corruptf(s.object, b.at, "the record batches have more than 2^53 rows")
 		}
+		b.first = out.samples - rows
 		for i, f := range out.fields {
 			if f.missing != "" {
 				continue

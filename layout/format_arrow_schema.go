@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 )
 
@@ -262,6 +263,8 @@ func arrowIntType(field flatTable) DType {
 
 func arrowKind(kind int64) string {
 	switch kind {
+	case arrowNull:
+		return "null"
 	case arrowFloat:
 		return "float"
 	case arrowBinary, arrowLargeBinary, arrowFixedSizeBinary:
@@ -360,11 +363,17 @@ func severalLists(names []string) string {
 	return "several columns hold lists of integers and none is called input_ids, tokens or token_ids: " + strings.Join(quoted, ", ")
 }
 
-// signature tells streams of different columns apart.
+// signature tells streams of different columns apart, in whatever order they have them. Where several columns have the name of the tokens, the
+// first of them has the tokens.
 func (s *arrowSchema) signature() string {
-	var b strings.Builder
-	for _, c := range s.columns {
-		fmt.Fprintf(&b, "%q %s %v,", c.name, c.kind, c.shape)
+	columns := make([]string, 0, len(s.columns)+1)
+	add := func(c *arrowColumn) { columns = append(columns, fmt.Sprintf("%q %s %v,", c.name, c.kind, c.shape)) }
+	for i := range s.columns {
+		add(&s.columns[i])
 	}
-	return b.String()
+	slices.Sort(columns)
+	if tokens, _ := s.tokens(); tokens != nil {
+		add(tokens)
+	}
+	return strings.Join(columns, "")
 }

@@ -3,6 +3,7 @@ package layout
 import (
 	"context"
 	"encoding/binary"
+	"fmt"
 	"io"
 )
 
@@ -34,6 +35,7 @@ type arrowBatch struct {
 	at     int64 // of the metadata in the file
 	body   int64 // in the file
 	length int64 // of the body
+	first  int64 // row of the file, set for fields
 }
 
 // walk calls each for every record batch. Bodies are not read.
@@ -77,7 +79,7 @@ func (s *arrowStream) message(r *windowReader, length int64, each func(b arrowBa
 		return corruptf(o, at, "the message has a body of %d bytes, %d follow", body, o.Size-r.off)
 	}
 	if kind == arrowBatchMessage {
-		if err := each(arrowBatch{f, table, at, r.off, body}); err != nil {
+		if err := each(arrowBatch{f: f, table: table, at: at, body: r.off, length: body}); err != nil {
 			return err
 		}
 	}
@@ -182,15 +184,9 @@ func (s *arrowStream) piece(ctx context.Context, b arrowBatch, rows int64, c *ar
 	return p, nil
 }
 
-// regular checks that the rows of a batch, and the lists of an array, have as many items as the shape says. Like datasets, it does not look at
-// each list.
+// regular checks that the rows of a batch, and the lists of an array, have as many items as the shape says. It does not look at each list below
+// those of the rows.
 func (s *arrowStream) regular(ctx context.Context, b arrowBatch, rows, held int64, c *arrowColumn) error {
-	if want, ok := multiply(rows, c.elements()); !ok || want != held {
-		if len(c.lists) > 0 {
-			return c.irregular()
-		}
-		return corruptf(s.object, b.at, "%d rows of %d values hold %d", rows, c.elements(), held)
-	}
 	nodes, buffers := b.table.vector(1, 16), b.table.vector(2, 16)
 	for k, width := range c.lists {
 		n, _ := nodes.pair(c.node + int64(k))
@@ -199,22 +195,53 @@ func (s *arrowStream) regular(ctx context.Context, b arrowBatch, rows, held int6
 		if b.f.err != nil || n < 0 || !ok || !b.holds(at, length) || n > 0 && n > length/int64(width)-1 {
 			return corruptf(s.object, b.at, "%d lists of %d items of column %q have offsets in %d bytes at %d (%v)", n, c.shape[k], c.name, length, at, b.f.err)
 		}
-		for _, edge := range []struct{ list, want int64 }{{0, 0}, {n, want}} {
-			if n == 0 {
-				break // the offsets may be left out
+		if n == 0 {
+			continue // the offsets may be left out
+		}
+		if k == 0 {
+			if err := s.evenRows(ctx, b, b.body+at, n, c); err != nil {
+				return err
 			}
+			continue
+		}
+		for _, edge := range []struct{ list, want int64 }{{0, 0}, {n, want}} {
 			if item, err := s.offset(ctx, b.body+at+edge.list*int64(width), int64(width)); err != nil {
 				return err
 			} else if item != edge.want {
-				return c.irregular()
+				return c.irregular("those of rows %d to %d of %s", b.first, b.first+rows-1, s.object.Name)
+			}
+		}
+	}
+	if want, ok := multiply(rows, c.elements()); !ok || want != held {
+		if len(c.lists) > 0 {
+			return c.irregular("those of rows %d to %d of %s", b.first, b.first+rows-1, s.object.Name)
+		}
+		return corruptf(s.object, b.at, "%d rows of %d values hold %d", rows, c.elements(), held)
+	}
+	return nil
+}
+
+// evenRows checks the offsets of the rows of a batch.
+func (s *arrowStream) evenRows(ctx context.Context, b arrowBatch, at, rows int64, c *arrowColumn) error {
+	const block = 16 << 10
+	width := int64(c.lists[0])
+	for row := int64(0); row <= rows; row += block {
+		n := min(block, rows+1-row)
+		raw, err := readFull(ctx, s.object, at+row*width, n*width)
+		if err != nil {
+			return err
+		}
+		for i := range n {
+			if arrowOffsetOf(raw[i*width:(i+1)*width]) != (row+i)*c.shape[0] {
+				return c.irregular("that of row %d of %s", b.first+max(row+i-1, 0), s.object.Name)
 			}
 		}
 	}
 	return nil
 }
 
-func (c *arrowColumn) irregular() error {
-	return absent("not all arrays of column %q have the shape %s", c.name, shapeText(c.shape))
+func (c *arrowColumn) irregular(which string, args ...any) error {
+	return absent("not all arrays of column %q have the shape %s: not %s", c.name, shapeText(c.shape), fmt.Sprintf(which, args...))
 }
 
 // holds reports whether the body has n bytes at off.
@@ -227,10 +254,14 @@ func (s *arrowStream) offset(ctx context.Context, at, width int64) (int64, error
 	if err != nil {
 		return 0, err
 	}
+	return arrowOffsetOf(raw), nil
+}
+
+func arrowOffsetOf(raw []byte) int64 {
 	if len(raw) == 4 {
-		return int64(int32(binary.LittleEndian.Uint32(raw))), nil
+		return int64(int32(binary.LittleEndian.Uint32(raw)))
 	}
-	return int64(binary.LittleEndian.Uint64(raw)), nil
+	return int64(binary.LittleEndian.Uint64(raw))
 }
 
 // arrowIndex reads the rows of a stream as documents, from the offsets of each batch.

@@ -126,6 +126,18 @@ func TestArrowStateGivesTheOrder(t *testing.T) {
 	oneSet(t, f)
 }
 
+func TestArrowColumnsInAnotherOrder(t *testing.T) {
+	a, b := arrowColumn{name: "a", kind: "i32"}, arrowColumn{name: "b", kind: "i32"}
+	of := func(columns ...arrowColumn) string { return (&arrowSchema{columns: columns}).signature() }
+	if of(a, b) != of(b, a) || of(a, b) == of(a) || of(a, b) == of(a, b, b) {
+		t.Errorf("%s and %s", of(a, b), of(b, a))
+	}
+	narrow, wide := arrowColumn{name: "tokens", kind: "list of u16", list: true}, arrowColumn{name: "tokens", kind: "list of i64", list: true}
+	if of(narrow, wide) == of(wide, narrow) || of(a, narrow) != of(narrow, a) {
+		t.Errorf("tokens of several columns: %s and %s", of(narrow, wide), of(wide, narrow))
+	}
+}
+
 func TestArrowSchemasStayApart(t *testing.T) {
 	v := index(t, files{"a.arrow": arrowFixture(t, "stream-u16"), "b.arrow": arrowFixture(t, "large-i64"), "c.arrow": arrowFixture(t, "stream-u16")})
 	if len(v.Sets) != 2 || len(v.Sets[0].Shards)+len(v.Sets[1].Shards) != 3 {

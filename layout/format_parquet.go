@@ -38,16 +38,19 @@ func parquetAssemble(ctx context.Context, d *directory, members []member) {
 func parquetFirst(ctx context.Context, d *directory, members []member) (*parquetTokens, string) {
 	bad := ""
 	for _, m := range members[:min(len(members), parquetLooks)] {
-		f, err := parquetOpen(ctx, d.volume, m.object)
-		if err != nil {
+		var tokens *parquetTokens
+		var why string
+		if err := parquetOpen(ctx, d.volume, m.object, func(f *parquet.File) error {
+			var index int
+			if index, why = parquetColumn(f); why == "" {
+				tokens = &parquetTokens{f.Columns[index].Path[0], parquetDType(f, index), f.Columns[index].Kind}
+			}
+			return nil
+		}); err != nil {
 			bad = cmp.Or(bad, err.Error())
 			continue
 		}
-		index, why := parquetColumn(f)
-		if why != "" {
-			return nil, why
-		}
-		return &parquetTokens{f.Columns[index].Path[0], parquetDType(f, index), f.Columns[index].Kind}, ""
+		return tokens, why
 	}
 	return nil, "no file can be read: " + bad
 }
@@ -59,18 +62,22 @@ type parquetTokens struct {
 	kind  string
 }
 
-// parquetOpen reads a footer.
-func parquetOpen(ctx context.Context, v *Volume, o *Object) (*parquet.File, error) {
+// parquetOpen reads a footer. There is room for it until use returns, which keeps nothing of it, and does not wait for room of its own.
+func parquetOpen(ctx context.Context, v *Volume, o *Object, use func(f *parquet.File) error) error {
 	n, err := parquet.FooterSize(o.Reader(ctx), o.Size)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	giveBack, err := v.headers.take(ctx, parquet.FooterMemory(n))
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer giveBack()
-	return parquet.Open(o.Reader(ctx), o.Size)
+	f, err := parquet.Open(o.Reader(ctx), o.Size)
+	if err != nil {
+		return err
+	}
+	return use(f)
 }
 
 // parquetColumn returns the index of the column that holds the tokens, or says why there is none. It has the name that loaders
@@ -117,15 +124,16 @@ func parquetSet(d *directory, split string, members []member, column *parquetTok
 		s := newShard(m.object)
 		x := &parquetShard{object: m.object, volume: d.volume}
 		s.resolve = func(ctx context.Context, h *Shard) error {
-			f, err := parquetOpen(ctx, d.volume, m.object)
-			if err != nil {
+			if err := parquetOpen(ctx, d.volume, m.object, func(f *parquet.File) error {
+				h.Samples, abouts[i] = f.Rows, parquetTexts(f)
+				if column == nil {
+					return nil
+				}
+				return x.find(f, column)
+			}); err != nil || column == nil {
 				return parquetOpenError(m.object, err)
 			}
-			h.Samples, abouts[i] = f.Rows, parquetTexts(f)
-			if column == nil {
-				return nil
-			}
-			return parquetError(m.object, x.resolve(ctx, h, f, column))
+			return parquetError(m.object, x.resolve(ctx, h, h.Samples))
 		}
 		s.check = func(ctx context.Context, h *Shard) error {
 			if h.NoTokens != "" {

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+
+	"github.com/hbmfs/hbmfs/layout/parquet"
 )
 
 // tokensThere reports whether the token view of a volume can be shown.
@@ -21,7 +23,7 @@ func tokensThere(t *testing.T, v *Volume) bool {
 // One broken column is missing: the others and the tokens stay.
 func TestParquetFieldsBesideABrokenOne(t *testing.T) {
 	data := bytes.Clone(parquetFixture(t, "plain"))
-	f, err := parquetOpen(t.Context(), &Volume{}, Bytes("a.parquet", data))
+	f, err := parquet.Open(bytes.NewReader(data), int64(len(data)))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -154,19 +154,19 @@ func TestParquetLengthsThatLie(t *testing.T) {
 func TestParquetStatisticsThatLie(t *testing.T) {
 	o := Bytes("a.parquet", parquetFixture(t, "dictionary"))
 	v := &Volume{headers: newHeaderBudget(), decoded: newKept()}
-	f, err := parquetOpen(t.Context(), v, o)
+	f, err := parquet.Open(o.Reader(t.Context()), o.Size)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for i := range f.Columns {
-		x := &parquetShard{object: o, volume: v}
+		x := &parquetShard{object: o, volume: v, column: f.Paged(i)}
 		if parquetForm(&f.Columns[i], form{}).dtype == DTypeUnknown {
 			continue
 		}
-		if err := x.open(t.Context(), f, i, newPieces()); err != nil {
+		if err := x.open(t.Context(), newPieces()); err != nil {
 			t.Fatal(err)
 		}
-		x.column.Groups[0].Elements++
+		x.column.Elements[0]++
 		x.tokens[1]++
 		if err := x.fill(t.Context(), make([]byte, x.item), 0); err == nil || !strings.Contains(err.Error(), `"a.parquet"`) {
 			t.Errorf("%s: %v", f.Columns[i].Field(), err)
@@ -235,17 +235,17 @@ func TestParquetRowsOfOtherLengths(t *testing.T) {
 	for name, walked := range map[string]bool{"plain": true, "dictionary": false} {
 		o := Bytes("a.parquet", parquetFixture(t, name))
 		v := &Volume{headers: newHeaderBudget(), decoded: newKept()}
-		f, err := parquetOpen(t.Context(), v, o)
+		f, err := parquet.Open(o.Reader(t.Context()), o.Size)
 		if err != nil {
 			t.Fatal(err)
 		}
 		at := slices.IndexFunc(f.Columns, func(c parquet.Column) bool { return c.Field() == "input_ids" })
 		pairs := form{dtype: I32, shape: []int64{2}}
 		of := &field{form: parquetForm(&f.Columns[at], pairs)}
-		if err := of.findParquet(t.Context(), f, at, &parquetShard{object: o, volume: v}, newPieces()); err != nil || of.ragged != walked {
+		if err := of.findParquet(t.Context(), f.Rows, &parquetShard{object: o, volume: v, column: f.Paged(at)}, newPieces()); err != nil || of.ragged != walked {
 			t.Fatalf("%s: ragged %v, %v", name, of.ragged, err)
 		}
-		if _, err := of.values.ReadAt(t.Context(), make([]byte, 8), 0); (err == nil) != walked || err != nil && !strings.Contains(err.Error(), `"a.parquet": column "input_ids.list.element": its rows have different lengths`) {
+		if _, err := of.values.ReadAt(t.Context(), make([]byte, 8), 0); (err == nil) != walked || err != nil && !strings.Contains(err.Error(), `"a.parquet": row 0 of column "input_ids.list.element" has another shape than the column`) {
 			t.Errorf("%s: %v", name, err)
 		}
 		wide := parquetForm(&f.Columns[at], form{dtype: I64, shape: []int64{2}})

@@ -204,7 +204,7 @@ func TestKeptAfterAReaderGaveUp(t *testing.T) {
 func TestKeptIsBounded(t *testing.T) {
 	k := newKept()
 	for i := range int64(1000) {
-		if _, err := k.get(t.Context(), keptKey{at: i}, func(context.Context) (any, int64, error) { return i, 1 << 20, nil }); err != nil {
+		if _, err := k.get(t.Context(), keptKey{at: i}, func(context.Context) (any, int64, error) { return i, 1<<20 - keptEntryBytes, nil }); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -18,12 +18,21 @@ func tokensProbe(o *Object, head []byte) any {
 
 // isTokenName reports whether writers of headerless tokens use such a name.
 func isTokenName(name string) bool {
-	for _, suffix := range []string{".bin", ".npy", ".tokens", ".tok", ".u16", ".u32", ".uint16", ".uint32"} {
-		if strings.HasSuffix(name, suffix) {
-			return true
-		}
+	return slices.ContainsFunc(tokenSuffixes(), func(suffix string) bool { return strings.HasSuffix(name, suffix) })
+}
+
+func tokenSuffixes() []string {
+	return []string{".bin", ".npy", ".tokens", ".tok", ".u16", ".u32", ".uint16", ".uint32"}
+}
+
+// unusedDType tells of a type that was given and that no set has: the files have names or headers that make them no headerless tokens.
+func (x *indexer) unusedDType() {
+	v, given := x.volume, x.opt.DType
+	if given == DTypeUnknown || len(v.hints) > 0 || len(v.Objects) == 0 || slices.ContainsFunc(v.Sets, func(s *Set) bool { return s.DType == given }) {
+		return
 	}
-	return false
+	v.hints = append(v.hints, Hint{v.Objects[0].Name, fmt.Sprintf("--dtype %s has no effect on this file, nor on others here: it is for tokens without a header, in files that end with %s",
+		given.Long(), strings.Join(tokenSuffixes(), ", "))})
 }
 
 func tokensAssemble(ctx context.Context, d *directory, members []member) {

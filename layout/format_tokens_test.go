@@ -347,6 +347,29 @@ func TestTokensThatNobodyCanBeSureOfAreNamed(t *testing.T) {
 	}
 }
 
+// A type that nothing has is a mistake of its giver: the files have other names than tokens, or headers.
+func TestHintsAtATypeThatNothingHas(t *testing.T) {
+	tokens := madeFile(rand.New(rand.NewPCG(7, 7)), U16, "Zipf", false)
+	array := npyFile(1, npyDict("'<u2'", "False", fmt.Sprintf("(%d,)", len(tokens)/2)), tokens...)
+	for name, c := range map[string]struct {
+		file  string
+		data  []byte
+		dtype DType
+		want  string
+	}{
+		"another name":   {"part-0.toks", tokens, U16, "--dtype uint16 has no effect on this file"},
+		"another header": {"a.npy", array, I64, "--dtype int64 has no effect on this file"},
+		"the header's":   {"a.npy", array, U16, ""},
+		"headerless":     {"train.bin", tokens, U16, ""},
+		"none given":     {"part-0.toks", tokens, DTypeUnknown, ""},
+	} {
+		v, err := Index(t.Context(), files{c.file: c.data}.objects(), Options{DType: c.dtype})
+		if err != nil || len(v.Hints()) != min(1, len(c.want)) || c.want != "" && !strings.Contains(v.Hints()[0].Detail, c.want) {
+			t.Errorf("%s: hints %v and %v, want one that says %q", name, v.Hints(), err, c.want)
+		}
+	}
+}
+
 // offsets are the multiples of 100, as u32.
 func offsets(bytes int) (b []byte) {
 	for i := range bytes / 4 {

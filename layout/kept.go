@@ -11,6 +11,9 @@ import (
 // does not push out the values that are needed to read on in it.
 const maxKept = 256 << 20
 
+// keptEntryBytes is how many bytes an entry takes beside its value.
+const keptEntryBytes = 512
+
 // kept has recently decoded values, the most recently used first. Of several readers that want the same one decodes
 // it.
 type kept struct {
@@ -53,6 +56,7 @@ func (k *kept) get(ctx context.Context, key keptKey, decode func(ctx context.Con
 		k.mu.Unlock()
 		if !known {
 			e.value, e.bytes, e.err = decode(ctx)
+			e.bytes += keptEntryBytes
 			k.add(e)
 			close(e.done)
 			return e.value, e.err

@@ -14,32 +14,53 @@ import (
 type parquetShard struct {
 	object *Object
 	volume *Volume
-	each   int64 // how many elements each row has to have, 0 for any number
+	column *parquet.Paged
 
 	// Set by open.
-	column *parquet.Paged
 	texts  bool    // its elements are bytes of values of any number of them
 	item   int64   // bytes of an element
-	rows   []int64 // rows[i] is where group i begins, in rows; one more entry for the end. The same for the next.
-	tokens []int64 // elements
+	tokens []int64 // tokens[i] is where group i begins, in elements; one more entry for the end
 	data   Body
 	all    *Object // the elements of the whole file, decoded
 	taken  int64   // runs that data takes of those that are left
 }
 
-// resolve finds the tokens of a file.
-func (x *parquetShard) resolve(ctx context.Context, h *Shard, f *parquet.File, want *parquetTokens) error {
+// find takes the column of the tokens.
+func (x *parquetShard) find(f *parquet.File, want *parquetTokens) error {
 	index, why := parquetColumn(f)
 	if why != "" || f.Columns[index].Path[0] != want.name || parquetDType(f, index) != want.dtype {
 		return absent("the tokens of other files of the set are a column %.80q, %s: of this one they are not", want.name, want.kind)
 	}
+	return x.take(f, index)
+}
+
+// take takes a column, if there is room for the places of its row groups.
+func (x *parquetShard) take(f *parquet.File, index int) error {
+	err := x.volume.places.take(int64(len(f.Groups)))
+	if err == nil {
+		x.column = f.Paged(index)
+	}
+	return err
+}
+
+// leave leaves the room for its column to others.
+func (x *parquetShard) leave() {
+	if x.column != nil {
+		x.volume.places.giveBack(int64(x.column.Groups()))
+		x.column = nil
+	}
+}
+
+// resolve finds the tokens of a file, which has so many rows.
+func (x *parquetShard) resolve(ctx context.Context, h *Shard, rows int64) error {
 	left := new(atomic.Int64)
 	left.Store(maxRuns / 4)
-	if err := x.open(ctx, f, index, left); err != nil {
+	if err := x.open(ctx, left); err != nil {
+		x.leave()
 		return err
 	}
-	h.Tokens, h.Documents, h.Data = x.elements(), f.Rows, x.data
-	h.Index = &parquetIndex{wholeDocuments{f.Rows}, x, 1}
+	h.Tokens, h.Documents, h.Data = x.elements(), rows, x.data
+	h.Index = &parquetIndex{wholeDocuments{rows}, x, 1}
 	return nil
 }
 
@@ -48,14 +69,13 @@ func (x *parquetShard) elements() int64 { return x.tokens[len(x.tokens)-1] }
 
 // open learns how many elements each row group has: from its statistics, or by a walk over its pages. Pages that are not compressed are
 // always walked over, since their values may lie in the file as they are. left is how many runs the body may take.
-func (x *parquetShard) open(ctx context.Context, f *parquet.File, index int, left *atomic.Int64) (err error) {
-	c := f.Paged(index)
+func (x *parquetShard) open(ctx context.Context, left *atomic.Int64) (err error) {
+	c := x.column
 	if err := c.Readable(); err != nil {
 		return err
 	}
-	c.Hold, c.Each = x.volume.headers.take, x.each
-	x.column, x.texts, x.item = c, f.Columns[index].Bytes, f.Columns[index].Width()
-	x.rows, x.tokens = []int64{0}, []int64{0}
+	c.Hold = x.volume.headers.take
+	x.texts, x.item, x.tokens = c.Column.Bytes, c.Column.Width(), make([]int64, 1, c.Groups()+1)
 	x.all = computed(0, int(x.item), x.fill)
 	body := parquetBody{shard: x, left: left}
 	defer func() {
@@ -63,25 +83,23 @@ func (x *parquetShard) open(ctx context.Context, f *parquet.File, index int, lef
 			body.giveUp()
 		}
 	}()
-	for g := range c.Groups {
-		n := c.Groups[g].Elements
-		if c.Groups[g].Stored || n < 0 {
-			pages, err := c.Pages(ctx, x.object.Reader(ctx), g)
+	for g := range c.Groups() {
+		n := c.Elements[g]
+		if c.Plain(g) || n < 0 {
+			n = 0
+			err := c.Walk(ctx, x.object.Reader(ctx), g, func(p *parquet.Page) error {
+				err := body.page(ctx, x.tokens[g]+n, p)
+				n += p.Elements
+				return err
+			})
 			if err != nil {
 				return err
-			}
-			n = 0
-			for i := range pages {
-				if err := body.page(ctx, x.tokens[g]+n, &pages[i]); err != nil {
-					return err
-				}
-				n += pages[i].Elements
 			}
 		}
 		if most := maxArrowRows / x.item; n > most || x.tokens[g] > most {
 			return fmt.Errorf("%w: column %q has more than 2^53 bytes", parquet.ErrBroken, c.Name())
 		}
-		x.rows, x.tokens = append(x.rows, x.rows[g]+c.Groups[g].Rows), append(x.tokens, x.tokens[g]+n)
+		x.tokens = append(x.tokens, x.tokens[g]+n)
 	}
 	x.data, x.taken = body.done(x.elements()), body.taken
 	return nil
@@ -155,8 +173,8 @@ func (x *parquetShard) check(ctx context.Context) error {
 	if x.column == nil {
 		return nil
 	}
-	for g := range x.column.Groups {
-		if _, err := x.column.Pages(ctx, x.object.Reader(ctx), g); err != nil {
+	for g := range x.column.Groups() {
+		if err := x.column.Walk(ctx, x.object.Reader(ctx), g, func(*parquet.Page) error { return nil }); err != nil {
 			return err
 		}
 	}
@@ -269,8 +287,8 @@ type parquetIndex struct {
 
 func (x *parquetIndex) Starts(ctx context.Context, dst []int64, first int64) error {
 	s := x.shard
-	at := func(i int) (row, token int64) { return s.rows[i], s.tokens[i] }
-	err := gather(dst, first, len(s.column.Groups), at, func(g int, dst []int64, first int64) error {
+	at := func(i int) (row, token int64) { return s.column.Rows[i], s.tokens[i] }
+	err := gather(dst, first, s.column.Groups(), at, func(g int, dst []int64, first int64) error {
 		pages, err := s.pages(ctx, g)
 		if err != nil {
 			return err

@@ -32,6 +32,7 @@ type Volume struct {
 	Views   []View
 
 	headers  headerBudget
+	places   places
 	decoded  *kept
 	mu       sync.Mutex
 	problems []Problem
@@ -137,8 +138,9 @@ func Index(ctx context.Context, objects []*Object, opt Options) (*Volume, error)
 	}
 	x.missing()
 	x.complete()
+	x.unusedDType()
 	if opt.Format != "" && opt.Format != "raw" && len(v.Sets) == 0 {
-		return nil, fmt.Errorf("no %s dataset is here%s", opt.Format, x.firstProblem())
+		return nil, fmt.Errorf("no %s dataset is here: hbmfs inspect without --format names the formats%s", opt.Format, x.firstProblem())
 	}
 	slices.SortStableFunc(v.Sets, func(a, b *Set) int { return ComparePaths(a.ViewDir(), b.ViewDir()) })
 	slices.SortStableFunc(v.hints, func(a, b Hint) int { return ComparePaths(a.Object, b.Object) })

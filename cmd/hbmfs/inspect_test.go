@@ -45,6 +45,27 @@ func TestInspectKnowsWhatPackWrote(t *testing.T) {
 	}
 }
 
+// An archive that is cut off is one problem, though its members are a view too.
+func TestInspectTellsADamagedArchiveOnce(t *testing.T) {
+	dir := t.TempDir()
+	for name, end := range map[string]int{"a.tar": -1, "b.tar": 2000} {
+		data, err := os.ReadFile("../../tests/data/testdata/tar/gnu.tar")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if end > 0 {
+			data = data[:end]
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), data, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	code, stdout, _ := said("inspect", dir)
+	if code != exitProblems || !strings.Contains(stdout, "\n1 problems:\n  b.tar: at ") || !strings.Contains(stdout, "no members/b.tar ") {
+		t.Errorf("exit code %d: %s", code, stdout)
+	}
+}
+
 func TestInspectMistakes(t *testing.T) {
 	dir := t.TempDir()
 	for _, c := range []struct {
@@ -56,7 +77,7 @@ func TestInspectMistakes(t *testing.T) {
 		{[]string{"--dtype", "u7", dir}, exitUsage, "u7"},
 		{[]string{"s3://bucket/pile?endpoint=nowhere"}, exitUsage, "or http://HOST:PORT"},
 		{[]string{filepath.Join(dir, "absent")}, exitFailed, "no such file"},
-		{[]string{"--format", "npy", dir}, exitFailed, "no npy dataset is here"},
+		{[]string{"--format", "npy", dir}, exitFailed, "no npy dataset is here: hbmfs inspect without --format names the formats"},
 	} {
 		code, _, stderr := said(append([]string{"inspect"}, c.args...)...)
 		if code != c.code || !strings.Contains(stderr, c.says) {

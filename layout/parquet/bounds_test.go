@@ -53,6 +53,32 @@ func TestLongNamesOfGroups(t *testing.T) {
 	}
 }
 
+// TestPlacesOfRowGroups has a column in many row groups: each group takes little, and its rows are counted once for all columns.
+func TestPlacesOfRowGroups(t *testing.T) {
+	const columns, groups = 20, 500
+	footer := append(listHead(2, columns+1), schemaElement("root", columns)...)
+	for range columns {
+		footer = append(footer, schemaElement("x", 0)...)
+	}
+	footer = append(footer, listHead(2, groups)...)
+	for range groups {
+		footer = append(append(append(footer, listHead(1, columns)...), make([]byte, columns)...), thriftStop)
+	}
+	f := &File{}
+	if err := f.parse(append(footer, thriftStop)); err != nil {
+		t.Fatal(err)
+	}
+	var kept []*Paged
+	used := allocated(func() {
+		for i := range f.Columns {
+			kept = append(kept, f.Paged(i))
+		}
+	})
+	if len(kept) != columns || kept[7].Groups() != groups || used > 44*columns*groups {
+		t.Errorf("%d columns of %d row groups take %d bytes", len(kept), kept[7].Groups(), used)
+	}
+}
+
 // TestDeepColumns has 20,000 columns below 32 groups: the path of each takes as much as the rest of it.
 func TestDeepColumns(t *testing.T) {
 	const leaves, said = 20_000, 650_000

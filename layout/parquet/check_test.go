@@ -11,8 +11,8 @@ import (
 // TestEncryptedColumn has a column whose metadata is encrypted under a plain footer: where it lies is not known. The file is not broken,
 // and the column says why it cannot be read.
 func TestEncryptedColumn(t *testing.T) {
-	plain := chunk{start: 4, bytes: 10}
-	f := &File{size: 100, Rows: 6, Columns: make([]Column, 2), Groups: []Group{{Rows: 6, chunks: []chunk{{encrypted: true}, plain}}}}
+	plain := chunk{place: place{start: 4, bytes: 10}}
+	f := &File{size: 100, Rows: 6, Columns: make([]Column, 2), Groups: []Group{{Rows: 6, chunks: []chunk{{place: place{encrypted: true}}, plain}}}}
 	if err := f.check(); err != nil {
 		t.Error(err)
 	}
@@ -77,7 +77,7 @@ func TestRepeatedWithoutAnnotation(t *testing.T) {
 // TestRowsThatTheFooterLeavesOut has the row groups count rows that the footer does not, as in repeated_no_annotation.parquet of
 // apache/parquet-testing.
 func TestRowsThatTheFooterLeavesOut(t *testing.T) {
-	f := &File{size: 100, Columns: make([]Column, 1), Groups: []Group{{Rows: 4, chunks: []chunk{{start: 4}}}, {Rows: 2, chunks: []chunk{{start: 4}}}}}
+	f := &File{size: 100, Columns: make([]Column, 1), Groups: []Group{{Rows: 4, chunks: []chunk{{place: place{start: 4}}}}, {Rows: 2, chunks: []chunk{{place: place{start: 4}}}}}}
 	if err := f.check(); err != nil || f.Rows != 6 {
 		t.Errorf("%d rows, %v", f.Rows, err)
 	}

@@ -28,6 +28,7 @@ type Column struct {
 	hidden         uint64 // a bit for each name of Path that Field leaves out
 	named          int    // bytes of Path, with dots
 	long           bool   // Path is cut off, and the column is not read
+	padded         bool   // bytes may follow the values of a page
 }
 
 // maxPath bounds the bytes of a column's path. All columns below a group repeat its name.
@@ -88,7 +89,7 @@ func (f *File) walk(t *thrift, tree []element, n int64, path []string, above Col
 			}
 			continue
 		}
-		c.physical = e.physical
+		c.physical, c.padded = e.physical, f.padded
 		c.describe(e)
 		f.Columns = append(f.Columns, c)
 	}
@@ -117,7 +118,7 @@ func (c *Column) name(e element) {
 // describe names a leaf's type. A binary column without an annotation may hold text: older writers give none.
 func (c *Column) describe(e element) {
 	const utf8, json, enum, jsonType, stringType, enumType = 0, 19, 4, 12, 1, 4
-	const decimal, timestamp, uuidType, float16Type = 5, 10, 14, 15 // of the older kind, decimal to timestamp
+	const decimal, timestamp, nullType, uuidType, float16Type = 5, 10, 11, 14, 15 // of the older kind, decimal to timestamp; decimal of both
 	if c.long {
 		c.Kind = fmt.Sprintf("values below a path of more than %d bytes", maxPath)
 		return
@@ -136,7 +137,12 @@ func (c *Column) describe(e element) {
 	case typeInt32, typeInt64:
 		c.integer(e)
 		c.Tokens, c.Element = c.maxRep == 1, c.Kind
-		if e.logical != 0 && e.logical != 10 || e.logical == 0 && e.converted >= decimal && e.converted <= timestamp {
+		switch {
+		case e.logical == nullType:
+			c.Kind, c.Tokens, c.Element = "null", false, ""
+		case e.logical == decimal || e.logical == 0 && e.converted == decimal:
+			c.Kind, c.Tokens, c.Element = "decimal", false, ""
+		case e.logical != 0 && e.logical != 10 || e.logical == 0 && e.converted > decimal && e.converted <= timestamp:
 			c.Kind, c.Tokens, c.Element = "date or time", false, ""
 		}
 	case typeFloat:

@@ -50,9 +50,11 @@ type File struct {
 	Groups  []Group
 	Arrow   []byte // the schema that an Arrow library wrote beside that of Parquet, in base64; nil for none
 
-	r    io.ReaderAt
-	size int64
-	tree []element
+	r      io.ReaderAt
+	size   int64
+	tree   []element
+	padded bool    // as in Column: of the writer
+	starts []int64 // at which row each group begins, and the end
 }
 
 // Group is a row group.
@@ -65,14 +67,19 @@ type Group struct {
 
 // chunk is a column of a row group.
 type chunk struct {
-	codec        int64
-	values       int64
+	place
+	encodings int64   // a bit for each that its pages have
+	defs      []int64 // how many values have each definition level, as the writer says; nil for unsaid
+	nulls     int64   // values that are null, as the writer says; -1 for unsaid
+	size      int64   // bytes of all values of any number of bytes, as the writer says; -1 for unsaid
+}
+
+// place is all that reading the pages of a chunk takes.
+type place struct {
 	start, bytes int64
-	encodings    int64   // a bit for each that its pages have
-	defs         []int64 // how many values have each definition level, as the writer says; nil for unsaid
-	nulls        int64   // values that are null, as the writer says; -1 for unsaid
-	size         int64   // bytes of all values of any number of bytes, as the writer says; -1 for unsaid
-	elsewhere    bool    // in another file
+	values       int64
+	codec        int32
+	elsewhere    bool // in another file
 	encrypted    bool
 }
 
@@ -164,6 +171,8 @@ func (f *File) parse(footer []byte) error {
 			t.list(kind, func(kind byte) { f.Groups = append(f.Groups, readGroup(t, kind)) })
 		case 5:
 			t.list(kind, func(kind byte) { f.readNote(t, kind) })
+		case 6:
+			f.padded = bytes.HasPrefix(t.bytes(kind), []byte("fastparquet"))
 		default:
 			return false
 		}
@@ -192,6 +201,7 @@ func (f *File) parse(footer []byte) error {
 // check compares the row groups with the schema and the file.
 func (f *File) check() error {
 	rows, most := int64(0), f.Rows
+	f.starts = make([]int64, 1, len(f.Groups)+1)
 	if f.Rows == 0 {
 		most = math.MaxInt64 // some writers leave the sum out, and readers take that of the row groups
 	}
@@ -223,6 +233,7 @@ func (f *File) check() error {
 			return fmt.Errorf("%w: its row groups have more than its %d rows", ErrBroken, f.Rows)
 		}
 		rows += g.Rows
+		f.starts = append(f.starts, rows)
 	}
 	if f.Rows == 0 {
 		f.Rows = rows
@@ -315,14 +326,14 @@ func readGroup(t *thrift, kind byte) Group {
 func readChunk(t *thrift, kind byte) chunk {
 	t.take(chunkMemory)
 	c := chunk{nulls: -1, size: -1}
-	plain, dictionary := false, int64(0)
+	plain, dictionary, codec := false, int64(0), int64(0)
 	t.fields(kind, func(id int, kind byte) bool {
 		switch id {
 		case 1:
 			c.elsewhere = len(t.bytes(kind)) > 0
 		case 3:
 			plain = true
-			numbers := map[int]*int64{4: &c.codec, 5: &c.values, 7: &c.bytes, 9: &c.start, 11: &dictionary}
+			numbers := map[int]*int64{4: &codec, 5: &c.values, 7: &c.bytes, 9: &c.start, 11: &dictionary}
 			t.numbers(kind, numbers, func(id int, kind byte) bool {
 				switch id {
 				case 2:
@@ -345,6 +356,7 @@ func readChunk(t *thrift, kind byte) chunk {
 		return true
 	})
 	c.encrypted = c.encrypted || !plain
+	c.codec = int32(min(uint64(codec), math.MaxInt32))
 	if dictionary > 0 && dictionary < c.start { // some writers put a wrong one behind it
 		c.start = dictionary
 	}

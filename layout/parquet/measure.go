@@ -33,7 +33,7 @@ func (c *Paged) measure(ctx context.Context, v *values, r io.ReaderAt, h *pageHe
 	switch {
 	case v.looksUp(h) || v.dictionary != nil:
 		need += v.dictionaryBytes
-	case v.column.Bytes && h.encoding != encPlain:
+	case v.column.Bytes && (h.encoding != encPlain || v.column.padded):
 		need += perBytes * min(h.values, maxPageValues)
 	}
 	if c.Hold != nil && need > largePage {
@@ -86,7 +86,7 @@ func (v *values) measure(r io.ReaderAt, h *pageHeader, p *Page, header int64) er
 		return fmt.Errorf("%w: a page of column %q has %d values, at most %d are read: write it with smaller pages", ErrUnread, v.column.Name(), h.values, maxPageValues)
 	}
 	at := p.offset + header
-	if v.column.Bytes && h.encoding != encPlain {
+	if v.column.Bytes && (h.encoding != encPlain || v.column.padded) {
 		return v.measureBytes(r, h, p, at)
 	}
 	reps, defs, levels, err := v.levelsAt(r, h, at)
@@ -173,6 +173,10 @@ func (v *values) lengths(h *pageHeader, body []byte, n int64, each func(n int64)
 // blocks calls yield for the n values of a page, many at a time: where they are among the values of d, which are the page's or its
 // dictionary's.
 func (v *values) blocks(h *pageHeader, body []byte, n int64, yield func(d *decoded, block []uint32) error) error {
+	if h.encoding == encPlain { // what follows its values is none
+		own := *h
+		own.values, h = n, &own
+	}
 	d, indices, err := v.body(h, body)
 	if err != nil {
 		return err
@@ -280,10 +284,9 @@ func (v *values) lists(h *pageHeader, reps, defs *hybrid, begin func(value int64
 			switch {
 			case rep[i] > maxRep || def[i] > maxDef:
 				return 0, 0, v.broken("the levels of a page are cut off or too large")
+			case len(v.each) > 0 && rep[i] != v.expected(h.values-left+int64(i)):
+				return 0, 0, v.uneven(rows)
 			case rep[i] == 0:
-				if v.every > 0 && v.present+present != (v.rows+rows)*v.every {
-					return 0, 0, v.uneven()
-				}
 				rows++
 				if begin != nil {
 					begin(present)
@@ -296,13 +299,36 @@ func (v *values) lists(h *pageHeader, reps, defs *hybrid, begin func(value int64
 				present++
 			case maxRep > 0 && def[i] >= listDef:
 				return 0, 0, fmt.Errorf("column %q: %w", v.column.Name(), ErrHoles)
+			case len(v.each) > 0:
+				return 0, 0, v.uneven(rows)
 			}
 		}
 	}
 	v.rows += rows
-	v.present += present
 	v.seen += h.values
 	return rows, present, nil
 }
 
-func (v *values) uneven() error { return fmt.Errorf("column %q: %w", v.column.Name(), ErrUneven) }
+// expected is the repetition level of element n of a page, where all lists have their lengths.
+func (v *values) expected(n int64) uint32 {
+	level := len(v.each)
+	if v.inner == 0 {
+		level, v.inner = v.level(v.seen+n), v.each[level-1]
+	}
+	v.inner--
+	return uint32(level)
+}
+
+// level is that of element n of a chunk: 0 where a row begins.
+func (v *values) level(n int64) int {
+	k := len(v.each)
+	for ; k > 0 && n%v.each[k-1] == 0; k-- {
+		n /= v.each[k-1]
+	}
+	return k
+}
+
+// uneven is the error of the last of so many rows of a page.
+func (v *values) uneven(rows int64) error {
+	return fmt.Errorf("row %d of column %q %w", v.first+max(v.rows+rows-1, 0), v.column.Name(), ErrUneven)
+}

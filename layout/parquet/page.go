@@ -49,7 +49,7 @@ type pageHeader struct {
 // pages reads the pages of one chunk.
 type pages struct {
 	column *Column
-	chunk  *chunk
+	chunk  *place
 	in     *bufio.Reader
 	left   int64 // bytes of the chunk
 	raw    []byte
@@ -249,7 +249,7 @@ func lz4Block(dst, src []byte, n int) ([]byte, error) {
 
 // newPages begins to read a chunk.
 func (f *File) newPages(ctx context.Context, group, column int) (*pages, error) {
-	c := &f.Groups[group].chunks[column]
+	c := &f.Groups[group].chunks[column].place
 	if err := c.readable(&f.Columns[column]); err != nil {
 		return nil, err
 	}
@@ -258,7 +258,7 @@ func (f *File) newPages(ctx context.Context, group, column int) (*pages, error) 
 }
 
 // readable says why a chunk cannot be read.
-func (c *chunk) readable(column *Column) error {
+func (c *place) readable(column *Column) error {
 	switch {
 	case column.long:
 		return fmt.Errorf("%w: the path of column %.80q has more than %d bytes", ErrUnread, column.Name(), maxPath)
@@ -270,8 +270,8 @@ func (c *chunk) readable(column *Column) error {
 	return nil
 }
 
-func (c *chunk) unknownCodec(column *Column) error {
-	names := map[int64]string{3: "LZO", 4: "Brotli", 5: "Hadoop's LZ4"}
+func (c *place) unknownCodec(column *Column) error {
+	names := map[int32]string{3: "LZO", 4: "Brotli", 5: "Hadoop's LZ4"}
 	name, known := names[c.codec]
 	if !known {
 		name = fmt.Sprintf("codec %d", c.codec)

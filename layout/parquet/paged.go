@@ -7,7 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
+	"math/bits"
 )
 
 const (
@@ -21,26 +21,21 @@ const (
 // ErrHoles says that lists have elements that are null: a sequence of elements has no place for them.
 var ErrHoles = errors.New("lists of it have elements that are null")
 
-// ErrUneven says that a row has another number of elements than each has to have.
-var ErrUneven = errors.New("its rows have different lengths")
+// ErrUneven says that a row has other lists than each has to have.
+var ErrUneven = errors.New("has another shape than the column")
 
 // Paged is a column whose rows are elements in sequence: lists of numbers, one number, or the bytes of a text. A null has none. It
 // keeps nothing else of its file: its pages are found by [Paged.Pages], and read in any order.
 type Paged struct {
-	Groups []PagedGroup
+	Column Column
+	Rows   []int64 // at which row each row group begins, and the end; all columns of a file share it
+	// Elements is how many a group has, as the file's statistics say; -1 where they do not. The pages may have others.
+	Elements []int64
 	// Hold, if set, waits until so many bytes may be used for a large page whose elements are counted.
 	Hold   func(ctx context.Context, n int64) (release func(), err error)
-	Each   int64 // how many elements each row has to have, 0 for any number
-	column Column
-}
-
-// PagedGroup is a row group of such a column.
-type PagedGroup struct {
-	Rows     int64
-	Elements int64 // as the file's statistics say, which nobody has compared with its pages; -1 where they do not
-	Stored   bool  // its pages are not compressed
-
-	chunk chunk
+	Each   []int64 // how many elements each list has to have, the outermost first; nil for any number
+	chunks []place
+	unread error
 }
 
 // Page is a data page of such a column.
@@ -59,7 +54,7 @@ type Page struct {
 
 // Memory is how many bytes reading a page takes, with the result: its elements, or where its rows begin.
 func (c *Paged) Memory(p *Page) int64 {
-	return p.length + p.plain + perBytes*p.values + 8*p.Rows + p.Elements*c.column.Width()
+	return p.length + p.plain + perBytes*p.values + 8*p.Rows + p.Elements*c.Column.Width()
 }
 
 // Mean is the bytes that a value has on average, of a column whose values have any number of them.
@@ -75,33 +70,41 @@ func (d *Dictionary) Memory() int64 {
 
 // Paged returns the column with that index, whose Element is set, and which is no list of texts.
 func (f *File) Paged(index int) *Paged {
-	c := &Paged{column: f.Columns[index]}
-	for _, g := range f.Groups {
-		one := PagedGroup{Rows: g.Rows, Elements: -1, chunk: g.chunks[index]}
-		one.Stored = one.chunk.codec == codecNone
-		if one.Elements = c.column.promised(&one); g.Rows == 0 {
-			one.Elements = 0
+	n := len(f.Groups)
+	c := &Paged{Column: f.Columns[index], Rows: f.starts, Elements: make([]int64, n), chunks: make([]place, n)}
+	for i := range f.Groups {
+		g := &f.Groups[i]
+		chunk := &g.chunks[index]
+		if c.chunks[i] = chunk.place; g.Rows == 0 {
+			continue
 		}
-		one.chunk.defs = nil
-		c.Groups = append(c.Groups, one)
+		if c.Elements[i] = c.Column.promised(g.Rows, chunk); c.unread == nil {
+			c.unread = c.Column.readable(chunk)
+		}
 	}
 	return c
 }
 
-// promised returns how many elements a group has, as its statistics say, or -1.
-func (c *Column) promised(g *PagedGroup) int64 {
-	present := c.present(&g.chunk)
+// Groups is how many row groups the file has.
+func (c *Paged) Groups() int { return len(c.chunks) }
+
+// Plain reports whether the pages of a group are not compressed.
+func (c *Paged) Plain(group int) bool { return c.chunks[group].codec == codecNone }
+
+// promised returns how many elements a group of so many rows has, as its statistics say, or -1.
+func (c *Column) promised(rows int64, of *chunk) int64 {
+	present := c.present(of)
 	switch {
-	case present < 0 || c.maxRep == 0 && g.chunk.values != g.Rows:
+	case present < 0 || c.maxRep == 0 && of.values != rows:
 		return -1
 	case !c.Bytes:
 		return present
-	case g.chunk.encodings&(1<<encDeltaBytes) != 0: // pyarrow 22 counts less where there are nulls
+	case of.encodings&(1<<encDeltaBytes) != 0: // pyarrow 22 counts less where there are nulls
 		return -1
-	case g.chunk.size >= MaxPage && g.chunk.encodings&(1<<encPlainDictionary|1<<encRLEDictionary) != 0: // few bytes may make a page that is too large
+	case of.size >= MaxPage && of.encodings&(1<<encPlainDictionary|1<<encRLEDictionary) != 0: // few bytes may make a page that is too large
 		return -1
 	}
-	return max(g.chunk.size, -1)
+	return max(of.size, -1)
 }
 
 // present returns how many values of a chunk are no nulls, as its statistics say, or -1.
@@ -126,71 +129,74 @@ func (c *Column) present(of *chunk) int64 {
 }
 
 // Name is the column's path with dots.
-func (c *Paged) Name() string { return c.column.Name() }
+func (c *Paged) Name() string { return c.Column.Name() }
 
 // Integer returns the bits of a token, and whether it has no sign.
-func (c *Paged) Integer() (bits int, unsigned bool) { return c.column.bits, c.column.unsigned }
+func (c *Paged) Integer() (bits int, unsigned bool) { return c.Column.bits, c.Column.unsigned }
 
 // Readable says, with [ErrUnread], why the column's pages cannot be read, as far as the footer tells.
-func (c *Paged) Readable() error {
-	known := []int64{encPlain, encPlainDictionary, encRLE, encBitPacked, encRLEDictionary}
+func (c *Paged) Readable() error { return c.unread }
+
+// readable says why the pages of a chunk cannot be read.
+func (c *Column) readable(of *chunk) error {
+	known := 1<<encPlain | 1<<encPlainDictionary | 1<<encRLE | 1<<encBitPacked | 1<<encRLEDictionary
 	switch {
-	case c.column.Bytes:
-		known = append(known, encDeltaLengthBytes, encDeltaBytes)
-	case c.column.physical == typeInt32 || c.column.physical == typeInt64:
-		known = append(known, encDelta, encByteStreamSplit)
+	case c.Bytes:
+		known |= 1<<encDeltaLengthBytes | 1<<encDeltaBytes
+	case c.physical == typeInt32 || c.physical == typeInt64:
+		known |= 1<<encDelta | 1<<encByteStreamSplit
 	default:
-		known = append(known, encByteStreamSplit)
+		known |= 1 << encByteStreamSplit
 	}
-	for i := range c.Groups {
-		g := &c.Groups[i]
-		if g.Rows == 0 {
-			continue
-		}
-		if err := g.chunk.readable(&c.column); err != nil {
-			return err
-		}
-		switch g.chunk.codec {
-		case codecNone, codecSnappy, codecGzip, codecZstd, codecLZ4:
-		default:
-			return g.chunk.unknownCodec(&c.column)
-		}
-		for e := range int64(64) {
-			if g.chunk.encodings&(1<<e) != 0 && !slices.Contains(known, e) {
-				return c.column.unknownEncoding(e)
-			}
-		}
+	if err := of.readable(c); err != nil {
+		return err
+	}
+	switch of.codec {
+	case codecNone, codecSnappy, codecGzip, codecZstd, codecLZ4:
+	default:
+		return of.unknownCodec(c)
+	}
+	if others := uint64(of.encodings) &^ uint64(known); others != 0 {
+		return c.unknownEncoding(int64(bits.TrailingZeros64(others)))
 	}
 	return nil
 }
 
 // values returns the decoder of a group's pages.
 func (c *Paged) values(group int) *values {
-	chunk := &c.Groups[group].chunk
-	return &values{pages: &pages{column: &c.column, chunk: chunk}, max: chunk.values}
+	chunk := &c.chunks[group]
+	return &values{pages: &pages{column: &c.Column, chunk: chunk}, max: chunk.values}
 }
 
-// Pages finds the data pages of a row group and counts their elements. It reads no more than headers and levels where these are not
+// Pages returns the data pages of a row group that [Paged.Walk] finds.
+func (c *Paged) Pages(ctx context.Context, r io.ReaderAt, group int) (out []Page, err error) {
+	err = c.Walk(ctx, r, group, func(p *Page) error {
+		out = append(out, *p)
+		return nil
+	})
+	return out, err
+}
+
+// Walk calls each for the data pages of a row group, whose elements it counts. It reads no more than headers and levels where these are not
 // compressed, unless dictionaries and differences have to tell how long texts are.
-func (c *Paged) Pages(ctx context.Context, r io.ReaderAt, group int) ([]Page, error) {
-	g := &c.Groups[group]
-	if g.Rows == 0 {
-		return nil, nil
+func (c *Paged) Walk(ctx context.Context, r io.ReaderAt, group int, each func(p *Page) error) error {
+	chunk, rows, promised := &c.chunks[group], c.Rows[group+1]-c.Rows[group], c.Elements[group]
+	if rows == 0 {
+		return nil
 	}
-	if err := g.chunk.readable(&c.column); err != nil {
-		return nil, err
+	if err := chunk.readable(&c.Column); err != nil {
+		return err
 	}
 	r = cancelReaderAt{ctx, r}
 	v := c.values(group)
-	v.every = c.Each
+	v.each, v.first = c.Each, c.Rows[group]
 	defer v.giveBack()
 	defer v.done()
-	var out []Page
-	elements, dictionary := int64(0), int64(0)
-	for at, end := g.chunk.start, g.chunk.start+g.chunk.bytes; at < end; {
+	found, elements, dictionary := 0, int64(0), int64(0)
+	for at, end := chunk.start, chunk.start+chunk.bytes; at < end; {
 		h, n, err := v.headerAt(r, at, end)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		p := Page{group: group, offset: at, length: n + h.stored, plain: h.plain, dictionary: dictionary, dictionaryBytes: v.dictionaryBytes}
 		at += p.length
@@ -199,31 +205,34 @@ func (c *Paged) Pages(ctx context.Context, r io.ReaderAt, group int) ([]Page, er
 			continue
 		case pageDictionary:
 			if dictionary > 0 {
-				return nil, v.broken("it has two dictionaries in a row group")
+				return v.broken("it has two dictionaries in a row group")
 			}
 			dictionary, v.dictionaryBytes = p.offset, h.stored+3*h.plain
 			continue
 		case pageData, pageDataV2:
 		default:
-			return nil, v.broken("a page of type %d", h.kind)
+			return v.broken("a page of type %d", h.kind)
 		}
 		if err := c.measure(ctx, v, r, h, &p, n); err != nil {
-			return nil, err
+			return err
 		}
-		if out = append(out, p); len(out) > maxPages {
-			return nil, fmt.Errorf("%w: column %q has more than %d pages in a row group: write it with larger ones", ErrUnread, c.Name(), maxPages)
+		if found++; found > maxPages {
+			return fmt.Errorf("%w: column %q has more than %d pages in a row group: write it with larger ones", ErrUnread, c.Name(), maxPages)
 		}
 		elements += p.Elements
+		if err := each(&p); err != nil {
+			return err
+		}
 	}
 	switch {
-	case v.rows != g.Rows || v.seen != v.max:
-		return nil, v.broken("it has %d values in %d rows, its row group %d in %d", v.seen, v.rows, v.max, g.Rows)
-	case c.Each > 0 && v.present != v.rows*c.Each:
-		return nil, v.uneven()
-	case g.Elements >= 0 && elements != g.Elements:
-		return nil, v.broken("it has %d elements in a row group, whose statistics say %d", elements, g.Elements)
+	case v.rows != rows || v.seen != v.max:
+		return v.broken("it has %d values in %d rows, its row group %d in %d", v.seen, v.rows, v.max, rows)
+	case len(v.each) > 0 && v.level(v.seen) > 0:
+		return v.uneven(0)
+	case promised >= 0 && elements != promised:
+		return v.broken("it has %d elements in a row group, whose statistics say %d", elements, promised)
 	}
-	return out, nil
+	return nil
 }
 
 // open reads a page that Pages has found.
@@ -255,7 +264,7 @@ func (c *Paged) Starts(ctx context.Context, r io.ReaderAt, p *Page, dictionary *
 	if err == nil && (rows != p.Rows || n != p.values) {
 		err = v.broken("a page has %d values in %d rows and had %d in %d", n, rows, p.values, p.Rows)
 	}
-	if err != nil || !c.column.Bytes {
+	if err != nil || !c.Column.Bytes {
 		return starts, err
 	}
 	done, value, end := 0, int64(0), int64(0) // the starts are those of values until here
@@ -395,9 +404,9 @@ func (c *Paged) Read(ctx context.Context, r io.ReaderAt, p *Page, dictionary *Di
 	if dictionary != nil {
 		v.dictionary = dictionary.of
 	}
-	item := int(c.column.Width())
+	item := int(c.Column.Width())
 	size := int(p.Elements) * item
-	if h.encoding == encPlain && c.column.bits == 8*c.column.size && !c.column.Bytes {
+	if h.encoding == encPlain && c.Column.bits == 8*c.Column.size && !c.Column.Bytes {
 		if len(body) < size {
 			return nil, v.broken("a page has %d values and needs %d", len(body)/item, p.Elements)
 		}
@@ -425,7 +434,7 @@ func (c *Paged) Read(ctx context.Context, r io.ReaderAt, p *Page, dictionary *Di
 				numbers[i] = d.numbers[k]
 			}
 			out = out[:at+len(block)*item]
-			return c.column.store(out[at:], numbers[:len(block)])
+			return c.Column.store(out[at:], numbers[:len(block)])
 		}
 		for _, k := range block {
 			value := d.bytes[d.end(int(k)):d.end(int(k)+1)]

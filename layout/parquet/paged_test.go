@@ -27,7 +27,7 @@ func pagedRows(t testing.TB, data []byte, name string) (rows [][]byte, plain int
 	if err := c.Readable(); err != nil {
 		return nil, 0, err
 	}
-	for g := range c.Groups {
+	for g := range c.Groups() {
 		pages, err := c.Pages(t.Context(), r, g)
 		if err != nil {
 			return nil, 0, err
@@ -73,7 +73,7 @@ func pagedRows(t testing.TB, data []byte, name string) (rows [][]byte, plain int
 
 // checkStored compares what a page says of the places of its values with what it gives.
 func checkStored(t testing.TB, c *Paged, p *Page, data, raw []byte) {
-	if !c.column.Bytes {
+	if !c.Column.Bytes {
 		if there := data[p.Values:][:len(raw)]; !bytes.Equal(there, raw) {
 			t.Fatalf("the file has other values at %d than the page", p.Values)
 		}
@@ -188,7 +188,7 @@ func TestPagesAreReadAtOnce(t *testing.T) {
 			if of := &f.Columns[index]; of.Element == "" || of.Bytes && of.Lists > 0 || c.Readable() != nil {
 				continue
 			}
-			for g := range c.Groups {
+			for g := range c.Groups() {
 				found, err := c.Pages(t.Context(), r, g)
 				for _, p := range found {
 					one := page{column: c, file: r, page: p}
@@ -258,16 +258,16 @@ func TestStatisticsThatLie(t *testing.T) {
 	}
 	index, _ := f.Find("input_ids")
 	c := f.Paged(index)
-	if c.Groups[0].Elements != 200 {
-		t.Fatalf("the statistics say %d tokens, want 200", c.Groups[0].Elements)
+	if c.Elements[0] != 200 {
+		t.Fatalf("the statistics say %d tokens, want 200", c.Elements[0])
 	}
-	c.Groups[0].Elements = 201
+	c.Elements[0] = 201
 	if _, err := c.Pages(t.Context(), bytes.NewReader(data), 0); !errors.Is(err, ErrBroken) {
 		t.Errorf("got %v", err)
 	}
 	column := &f.Columns[index]
 	for _, defs := range [][]int64{nil, {100, 20}, {100, 20, 0, 201}, {-1, 21, 0, 200}, {0, 19, 1, 200}, {1 << 62, 1 << 62, 0, 220}} {
-		if n := column.promised(&PagedGroup{Rows: 100, chunk: chunk{values: 220, defs: defs}}); n != -1 {
+		if n := column.promised(100, &chunk{place: place{values: 220}, defs: defs}); n != -1 {
 			t.Errorf("%v promises %d", defs, n)
 		}
 	}

@@ -24,7 +24,7 @@ func pageOf(kind, values, encoding int, body []byte) []byte {
 // pagedOf is a required column with one row group, of so many values in those pages.
 func pagedOf(column Column, values int64, pages ...[]byte) (*Paged, *reads) {
 	data := append([]byte(Magic), bytes.Join(pages, nil)...)
-	c := &Paged{column: column, Groups: []PagedGroup{{Rows: values, Elements: -1, chunk: chunk{values: values, start: 4, bytes: int64(len(data) - 4)}}}}
+	c := &Paged{Column: column, Rows: []int64{0, values}, Elements: []int64{-1}, chunks: []place{{values: values, start: 4, bytes: int64(len(data) - 4)}}}
 	return c, &reads{Reader: bytes.NewReader(data)}
 }
 

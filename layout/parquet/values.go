@@ -65,11 +65,13 @@ type values struct {
 	max, seen, rows int64
 	dictionary      *decoded
 
-	// Of a column that is read by pages: the bytes that reading its dictionary takes, its values that are no nulls until now, and how many
-	// of them each row has to have.
-	dictionaryBytes, present, every int64
-	held                            int64 // bytes for which there is room, until release
-	release                         func()
+	// Of a column that is read by pages.
+	dictionaryBytes int64   // that reading its dictionary takes
+	each            []int64 // as Paged.Each
+	inner           int64   // elements that are left of the innermost list
+	first           int64   // row of the file
+	held            int64   // bytes for which there is room, until release
+	release         func()
 }
 
 // decoded are values without their nulls.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"path"
+	"slices"
 
 	"golang.org/x/sync/errgroup"
 
@@ -180,7 +181,8 @@ func tryView(ctx context.Context, v *layout.View, r *Report) (View, error) {
 		out.Absent = err.Error()
 	}
 	var absent *layout.AbsentError
-	if err != nil && !errors.As(err, &absent) {
+	told := func(h *layout.Shard) bool { return h.Bad == out.Absent } // of an archive that is damaged
+	if err != nil && !errors.As(err, &absent) && !slices.ContainsFunc(v.Set.Shards, told) {
 		r.Problems = append(r.Problems, layout.Problem{Object: v.Path, Detail: "the view cannot be built: " + err.Error()})
 	}
 	return out, nil

@@ -47,6 +47,8 @@ func read(name string) Answer {
 	switch {
 	case errors.Is(err, syscall.ENOTCONN), errors.Is(err, syscall.ECONNABORTED):
 		return Answer{State: Dead, Error: "its daemon is gone: mount it again, or take it away with hbmfs umount"}
+	case errors.Is(err, syscall.EACCES):
+		return Answer{State: Unreadable, Error: err.Error() + ": ask as its mounter: others may look if it is mounted with --allow-other, and if the permissions of its source let them"}
 	case err != nil:
 		return Answer{State: Unreadable, Error: err.Error()}
 	}
