@@ -72,8 +72,8 @@ func repeatCopy(ctx context.Context, w *crew.Worker, memory []byte, to driver.Po
 // Plain reads a range as a program does that knows nothing of GPUs. One thread reads into ordinary memory and
 // copies to HBM, block after block. The paths are compared with it. On the host there is no copy.
 func (f *File) Plain(ctx context.Context, offset, n int64) error {
-	spans, err := f.rows(nil, []int64{offset}, n)
-	if err != nil || n == 0 {
+	spans := []source.Span{{Offset: offset, N: n}}
+	if err := f.insideAll(spans); err != nil || n == 0 {
 		return err
 	}
 	const block = 16 << 20

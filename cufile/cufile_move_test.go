@@ -42,7 +42,8 @@ func TestCuFileWhereOnePieceBecameTwo(t *testing.T) {
 
 // fillGone reads from offset on; the file goes before it is opened.
 func (f *File) fillGone(t *testing.T, s *halved, offset int64) (*View, error) {
-	v, spans, err := f.reserve(t.Context(), []int64{offset}, f.Size()-offset)
+	spans := []source.Span{{Offset: offset, N: f.Size() - offset}}
+	v, err := f.reserve(t.Context(), spans)
 	if err != nil {
 		return nil, err
 	}

@@ -108,7 +108,8 @@ func TestReadThatCloseOvertook(t *testing.T) {
 	must(t, err)
 	f, err := r.Open(t.Context(), name)
 	must(t, err)
-	v, spans, err := f.reserve(t.Context(), []int64{0}, int64(len(data)))
+	spans := []source.Span{{N: int64(len(data))}}
+	v, err := f.reserve(t.Context(), spans)
 	must(t, err)
 	must(t, r.mapped.Thread.Do(t.Context(), r.releaseGPU))
 	if _, err := f.fill(t.Context(), v, spans); !errors.Is(err, ErrClosed) {

@@ -209,6 +209,7 @@ func TestMemoryThatCannotBe(t *testing.T) {
 			{"before the file", Target{Memory: m.Memory}, []int64{0, -1}, 100, ErrOutOfRange},
 			{"behind the file", Target{Memory: m.Memory}, []int64{9901}, 100, ErrOutOfRange},
 			{"a negative length", Target{Memory: m.Memory}, []int64{0}, -1, ErrOutOfRange},
+			{"a negative length of no spans", Target{Memory: m.Memory}, nil, -1, ErrOutOfRange},
 			{"memory of the host", Target{Memory: Memory{Pointer: uintptr(unsafe.Pointer(&ordinary[0])), Length: 100}}, []int64{0}, 100, ErrMemory},
 		} {
 			if o.Device == HostDevice && c.what == "memory of the host" {

@@ -6,13 +6,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/hbmfs/hbmfs/control"
 	"github.com/hbmfs/hbmfs/cufile/internal/source"
 )
 
 // prefetcher is a source whose daemon can fetch bytes ahead.
 type prefetcher interface {
-	Prefetch(ctx context.Context, ranges []control.Range) error
+	Prefetch(ctx context.Context, spans []source.Span) error
 }
 
 // Prefetch says which spans will be read soon, in this order. The mount brings them into the page cache, or the kernel
@@ -22,10 +21,7 @@ func (f *File) Prefetch(ctx context.Context, spans []Span) error {
 		return err
 	}
 	defer f.gate.Leave()
-	soon := make([]source.Span, len(spans))
-	for i, s := range spans {
-		soon[i] = source.Span{Offset: s.Offset, N: s.Length}
-	}
+	soon := spansOf(spans)
 	if err := f.insideAll(soon); err != nil {
 		return fmt.Errorf("prefetch: %w", err)
 	}
@@ -33,11 +29,7 @@ func (f *File) Prefetch(ctx context.Context, spans []Span) error {
 		return nil
 	}
 	if p, ok := f.source.(prefetcher); ok {
-		ranges := make([]control.Range, len(spans))
-		for i, s := range spans {
-			ranges[i] = control.Range{Offset: s.Offset, Length: s.Length}
-		}
-		return p.Prefetch(ctx, ranges)
+		return p.Prefetch(ctx, soon)
 	}
 	return f.eachGroup(ctx, soon, func(pieces []source.Piece, _, _ bool) error { return advise(ctx, pieces) })
 }

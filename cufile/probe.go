@@ -45,14 +45,12 @@ func (f *File) readAndJudge(ctx context.Context, b *source.Backing, block, most 
 	count := min(most, b.Length/size)
 	stride := (b.Length - size) / max(count-1, 1) / driver.PageSize * driver.PageSize
 	var before, after driver.WayCounts
-	count0 := func() (err error) {
-		if err = f.r.direct.StartCounting(); err != nil {
-			return err
+	countErr := f.r.crew.Do(ctx, func(*crew.Worker) (err error) {
+		if err = f.r.direct.StartCounting(); err == nil {
+			before, err = f.r.direct.ReadCounts(f.r.device.GPU.RawUUID)
 		}
-		before, err = f.r.direct.ReadCounts(f.r.device.GPU.RawUUID)
 		return err
-	}
-	countErr := f.r.crew.Do(ctx, func(*crew.Worker) error { return count0() })
+	})
 	want, got := make([]byte, size), make([]byte, size)
 	for i := range count {
 		v, err := f.Read(ctx, i*stride, size)

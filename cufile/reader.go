@@ -351,17 +351,33 @@ func (r *Reader) release() error {
 
 // forget drops the handles and mappings of files that are about to be closed.
 func (r *Reader) forget(files []*source.Backing) error {
-	return r.drop(context.Background(), files, true, func(f func(*crew.Worker) error) error { return r.mapped.Thread.DoAtLast(crew.ClosePatience, f) })
+	do := func(f func(*crew.Worker) error) error { return r.mapped.Thread.DoAtLast(crew.ClosePatience, f) }
+	return r.drop(context.Background(), files, do, func(w *crew.Worker, b *source.Backing) error {
+		r.direct.Forget(b)
+		return r.mapped.Forget(w, b)
+	})
 }
 
 // letGo gives cuFile handles back, and mappings of a cache's files, so that the files can be closed.
 func (r *Reader) letGo(ctx context.Context, files []*source.Backing) error {
 	files = slices.DeleteFunc(slices.Clone(files), func(b *source.Backing) bool { return !b.Cached && (r.direct == nil || !r.direct.Knows(b)) })
-	return r.drop(ctx, files, false, func(f func(*crew.Worker) error) error { return r.mapped.Thread.Do(ctx, f) })
+	do := func(f func(*crew.Worker) error) error { return r.mapped.Thread.Do(ctx, f) }
+	return r.drop(ctx, files, do, func(w *crew.Worker, b *source.Backing) error {
+		r.direct.Forget(b)
+		if !b.Cached {
+			return nil
+		}
+		return r.mapped.Forget(w, b)
+	})
 }
 
-// drop has a thread of the device drop handles of files, and mappings of all or of a cache's.
-func (r *Reader) drop(ctx context.Context, files []*source.Backing, all bool, do func(func(*crew.Worker) error) error) error {
+// unmap ends mappings and registrations of files that stay open.
+func (r *Reader) unmap(ctx context.Context, files []*source.Backing) error {
+	return r.drop(ctx, files, func(f func(*crew.Worker) error) error { return r.mapped.Thread.Do(ctx, f) }, func(w *crew.Worker, b *source.Backing) error { return r.mapped.Forget(w, b) })
+}
+
+// drop has do call one for each file, on a thread of the GPU. On the host, drop unmaps the files.
+func (r *Reader) drop(ctx context.Context, files []*source.Backing, do func(func(*crew.Worker) error) error, one func(w *crew.Worker, b *source.Backing) error) error {
 	switch {
 	case len(files) == 0:
 		return nil
@@ -376,10 +392,7 @@ func (r *Reader) drop(ctx context.Context, files []*source.Backing, all bool, do
 			if err := ctx.Err(); err != nil { // the caller has left, and the rest are in use again
 				return errors.Join(append(errs, err)...)
 			}
-			r.direct.Forget(b)
-			if all || b.Cached {
-				errs = append(errs, r.mapped.Forget(w, b))
-			}
+			errs = append(errs, one(w, b))
 		}
 		return errors.Join(errs...)
 	})

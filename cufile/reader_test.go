@@ -197,6 +197,19 @@ func TestStreamThatIsGivenUp(t *testing.T) {
 	v.Release()
 }
 
+// TestStreamWhoseContextHasACause gives the context's error, as reads do, and not its cause.
+func TestStreamWhoseContextHasACause(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(errors.New("interrupt signal received"))
+	s := (&File{}).Stream(ctx, nil, 1)
+	defer s.Close()
+	for range 2 {
+		if _, err := s.Next(t.Context()); !errors.Is(err, context.Canceled) {
+			t.Errorf("Next: %v, want that the context was cancelled", err)
+		}
+	}
+}
+
 // TestStreamSkipsNothing gives up waiting for a span whose successor is there already.
 func TestStreamSkipsNothing(t *testing.T) {
 	s := &Stream{ctx: t.Context(), cancel: func() {}, ready: make(chan chan fetched, 2)}

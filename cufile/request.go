@@ -37,6 +37,9 @@ func (f *File) BeginGather(ctx context.Context, to Target, offsets []int64, leng
 	s := &scattering{r: f.r, files: []*File{f}}
 	return s.begin(ctx, to.Stream, func() error {
 		spans, err := f.rows(s.memory(len(offsets)), offsets, length)
+		if err == nil {
+			err = f.insideAll(spans)
+		}
 		if err != nil {
 			return err
 		}

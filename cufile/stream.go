@@ -46,7 +46,8 @@ func (s *Stream) fetch(ctx context.Context, f *File, plan []Span) {
 		case <-ctx.Done():
 			return
 		}
-		v, spans, err := f.reserve(ctx, []int64{span.Offset}, span.Length)
+		spans := spansOf([]Span{span})
+		v, err := f.reserve(ctx, spans)
 		if err != nil {
 			result <- fetched{err: fmt.Errorf("stream %d bytes at %d: %w", span.Length, span.Offset, err)}
 			return
@@ -73,13 +74,11 @@ func (s *Stream) Next(ctx context.Context) (*View, error) {
 	return nil, s.failed(err)
 }
 
-// failed keeps the first error, and gives it.
+// failed keeps the first error, and returns it.
 func (s *Stream) failed(err error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.err == nil {
-		s.err = err
-	}
+	s.err = cmp.Or(s.err, err)
 	return s.err
 }
 

@@ -22,49 +22,41 @@ func (f *File) Read(ctx context.Context, offset, n int64) (*View, error) {
 // Gather brings the spans of length bytes that begin at offsets into memory, one after the other: a [N, length]
 // tensor. Spans may overlap and come in any order.
 func (f *File) Gather(ctx context.Context, offsets []int64, length int64) (*View, error) {
-	v, spans, err := f.reserve(ctx, offsets, length)
+	spans, err := f.rows(nil, offsets, length)
+	if err != nil {
+		return nil, err
+	}
+	return f.gather(ctx, spans)
+}
+
+// GatherSpans is Gather of spans of different lengths.
+func (f *File) GatherSpans(ctx context.Context, spans []Span) (*View, error) {
+	return f.gather(ctx, spansOf(spans))
+}
+
+func (f *File) gather(ctx context.Context, spans []source.Span) (*View, error) {
+	v, err := f.reserve(ctx, spans)
 	if err != nil {
 		return nil, err
 	}
 	return f.fill(ctx, v, spans)
 }
 
-// GatherSpans is Gather of spans of different lengths.
-func (f *File) GatherSpans(ctx context.Context, spans []Span) (*View, error) {
-	list := make([]source.Span, len(spans))
-	for i, s := range spans {
-		list[i] = source.Span{Offset: s.Offset, N: s.Length}
-	}
-	if err := f.insideAll(list); err != nil {
+// reserve takes memory of the arena for spans that land there one after the other, after it has checked them. Nothing is under way when it fails.
+func (f *File) reserve(ctx context.Context, spans []source.Span) (*View, error) {
+	if err := f.insideAll(spans); err != nil {
 		return nil, err
 	}
 	total, arena := int64(0), f.r.arena.Size()
-	for i := range list {
-		if list[i].N > arena-total {
-			return nil, fmt.Errorf("read %s: %w: %d spans do not fit into the arena of %d: read less at a time, or make the arena larger", f.name, ErrTooLarge, len(spans), arena)
+	for i := range spans {
+		if spans[i].N > arena-total {
+			return nil, fmt.Errorf("read %s: %w: %d spans do not fit into the arena of %d: read less at a time, use Stream, or make the arena larger",
+				f.name, ErrTooLarge, len(spans), arena)
 		}
-		list[i].To = total
-		total += list[i].N
+		spans[i].To = total
+		total += spans[i].N
 	}
-	v, err := f.r.view(ctx, total)
-	if err != nil {
-		return nil, err
-	}
-	return f.fill(ctx, v, list)
-}
-
-// reserve checks a request and takes memory of the arena for it. Nothing is under way when it fails.
-func (f *File) reserve(ctx context.Context, offsets []int64, length int64) (*View, []source.Span, error) {
-	spans, err := f.rows(nil, offsets, length)
-	if err != nil {
-		return nil, nil, err
-	}
-	if arena := f.r.arena.Size(); length > 0 && int64(len(offsets)) > arena/length {
-		return nil, nil, fmt.Errorf("read %s: %w: %d spans of %d bytes do not fit into the arena of %d: read less at a time, use Stream, or make the arena larger",
-			f.name, ErrTooLarge, len(offsets), length, arena)
-	}
-	v, err := f.r.view(ctx, int64(len(offsets))*length)
-	return v, spans, err
+	return f.r.view(ctx, total)
 }
 
 // view takes memory of the arena for n bytes, and for the pages around them where cuFile may read these, if that is not too much.
@@ -287,7 +279,7 @@ func (t *transfer) stage(ctx context.Context, pieces []source.Piece) error {
 // inline says whether the bytes of a piece exist only in the mount.
 func inline(p source.Piece) bool { return p.File.Inline }
 
-// rows appends spans of length bytes that land one after the other. It refuses those that the file does not have, with ErrOutOfRange.
+// rows appends spans of length bytes that land one after the other. It refuses a negative length with ErrOutOfRange, also where there are no offsets.
 func (f *File) rows(list []source.Span, offsets []int64, length int64) ([]source.Span, error) {
 	if length < 0 {
 		return nil, fmt.Errorf("read %s: a length of %d bytes: %w", f.name, length, ErrOutOfRange)
@@ -295,9 +287,19 @@ func (f *File) rows(list []source.Span, offsets []int64, length int64) ([]source
 	for i, offset := range offsets {
 		list = append(list, source.Span{Offset: offset, N: length, To: int64(i) * length})
 	}
-	return list, f.insideAll(list)
+	return list, nil
 }
 
+// spansOf gives spans whose places are not known yet.
+func spansOf(spans []Span) []source.Span {
+	list := make([]source.Span, len(spans))
+	for i, s := range spans {
+		list[i] = source.Span{Offset: s.Offset, N: s.Length}
+	}
+	return list
+}
+
+// insideAll refuses spans that the file does not have, with ErrOutOfRange.
 func (f *File) insideAll(spans []source.Span) error {
 	size := f.Size()
 	for i := range spans {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/hbmfs/hbmfs/cufile/internal/crew"
 	"github.com/hbmfs/hbmfs/cufile/internal/device"
 	"github.com/hbmfs/hbmfs/cufile/internal/source"
 )
@@ -46,23 +45,6 @@ func (f *File) Uncache(ctx context.Context, p PageCache) (dropped int64, err err
 		return 0, fmt.Errorf("unmap %s: %w", f.name, err)
 	}
 	return f.uncache(files, p)
-}
-
-// unmap ends mappings and registrations of files.
-func (r *Reader) unmap(ctx context.Context, files []*source.Backing) error {
-	switch {
-	case r.copied != nil:
-		return r.copied.Forget(files)
-	case r.mapped == nil:
-		return nil
-	}
-	return r.mapped.Thread.Do(ctx, func(w *crew.Worker) error {
-		var errs []error
-		for _, b := range files {
-			errs = append(errs, r.mapped.Forget(w, b))
-		}
-		return errors.Join(errs...)
-	})
 }
 
 // uncache drops files of this one, as p says, and counts what went.

@@ -33,15 +33,17 @@ func (k Widen) form() (*crew.Form, error) {
 	if k == WidenNone {
 		return nil, nil
 	}
-	forms := [...]crew.Form{
-		WidenU16ToI64: {From: 2, Size: 8}, WidenU32ToI64: {From: 4, Size: 8}, WidenU8ToI32: {From: 1, Size: 4}, WidenU8ToI64: {From: 1, Size: 8},
-		WidenI8ToI32: {From: 1, Size: 4, Signed: true}, WidenI8ToI64: {From: 1, Size: 8, Signed: true}, WidenU16ToI32: {From: 2, Size: 4},
-		WidenI16ToI32: {From: 2, Size: 4, Signed: true}, WidenI16ToI64: {From: 2, Size: 8, Signed: true}, WidenI32ToI64: {From: 4, Size: 8, Signed: true},
+	forms := [...]func() crew.Form{
+		WidenU16ToI64: crew.Widened[uint16, int64], WidenU32ToI64: crew.Widened[uint32, int64],
+		WidenU8ToI32: crew.Widened[uint8, int32], WidenU8ToI64: crew.Widened[uint8, int64], WidenI8ToI32: crew.Widened[int8, int32], WidenI8ToI64: crew.Widened[int8, int64],
+		WidenU16ToI32: crew.Widened[uint16, int32], WidenI16ToI32: crew.Widened[int16, int32], WidenI16ToI64: crew.Widened[int16, int64],
+		WidenI32ToI64: crew.Widened[int32, int64],
 	}
 	if k < 0 || int(k) >= len(forms) {
 		return nil, fmt.Errorf("%w: there is no widening %d", crew.ErrMemory, int(k))
 	}
-	return &forms[k], nil
+	form := forms[k]()
+	return &form, nil
 }
 
 // Size gives the bytes of a written element, of those that are read of so many.

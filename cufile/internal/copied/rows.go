@@ -25,6 +25,7 @@ type plan struct {
 	to      []unix.Iovec
 	missing []piece
 	scratch []byte // of mostBytes, where something is widened
+	cold    int64  // pages that had to come from the disk
 }
 
 // piece is bytes of a mapping that follow each other.
@@ -48,15 +49,28 @@ func (m *Mover) MoveRows(to []byte, element int64, write Writer, rows []source.R
 // MoveFound is MoveRows for a Finder of rows in any mappings, which stay until it returns.
 func (m *Mover) MoveFound(to []byte, write Writer, f *source.Finder) (cold int64) {
 	p := m.plan()
-	defer m.end(p)
 	f.Most = mostBytes
 	f.Find(math.MaxInt, func(of *source.Rows, at driver.Pointer, s source.Span) {
 		p.list = append(p.list, piece{uintptr(at), s, of})
 	})
-	if shares := m.share(p.list); write == nil && len(shares) > 1 {
-		return m.moveShares(to, shares)
+	shares := [][]piece{p.list}
+	if write == nil {
+		shares = m.share(p.list)
 	}
-	return m.moveAll(p, to, write, p.list)
+	plans := []*plan{p}
+	var wg sync.WaitGroup
+	for _, list := range shares[1:] {
+		other := m.plan()
+		plans = append(plans, other)
+		wg.Go(func() { other.cold = m.copyAll(other, to, nil, list) })
+	}
+	p.cold = m.copyAll(p, to, write, shares[0])
+	wg.Wait()
+	for _, p := range plans {
+		cold += p.cold
+		m.end(p)
+	}
+	return cold
 }
 
 // share divides a list among the threads that copy it.
@@ -73,29 +87,6 @@ func (m *Mover) share(list []piece) (shares [][]piece) {
 		}
 	}
 	return append(shares, list[first:])
-}
-
-// moveShares copies each share on a thread of its own.
-func (m *Mover) moveShares(to []byte, shares [][]piece) (cold int64) {
-	plans, colds := make([]*plan, len(shares)), make([]int64, len(shares))
-	var wg sync.WaitGroup
-	for i, list := range shares {
-		plans[i] = m.plan()
-		wg.Go(func() { colds[i] = m.copyAll(plans[i], to, nil, list) })
-	}
-	wg.Wait()
-	for i, p := range plans {
-		p.tell()
-		m.end(p)
-		cold += colds[i]
-	}
-	return cold
-}
-
-// moveAll copies a list, and says what is missing.
-func (m *Mover) moveAll(p *plan, to []byte, write Writer, list []piece) (cold int64) {
-	defer p.tell()
-	return m.copyAll(p, to, write, list)
 }
 
 // copyAll copies a list, and gives how many pages had to come from the disk.
@@ -120,16 +111,12 @@ func (m *Mover) plan() *plan {
 	return &plan{}
 }
 
-// tell names the rows that could not be copied.
-func (p *plan) tell() {
+// end names the rows that could not be copied, and keeps the memory of a plan for another one.
+func (m *Mover) end(p *plan) {
 	for i := range p.missing {
 		of := p.missing[i].of
 		of.Missing = append(of.Missing, p.missing[i].span)
 	}
-}
-
-// end keeps the memory of a plan for another one.
-func (m *Mover) end(p *plan) {
 	clear(p.list)
 	clear(p.missing)
 	p.list, p.missing = p.list[:0], p.missing[:0]

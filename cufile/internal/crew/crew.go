@@ -9,6 +9,7 @@
 package crew
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"runtime"
@@ -78,7 +79,7 @@ func New(o Options) (*Crew, error) {
 	for range o.Threads {
 		errs = append(errs, <-ready)
 	}
-	err := firstError(errs)
+	err := cmp.Or(errs...)
 	if err == nil && c.ring != nil {
 		err = c.ring.pin()
 	}
@@ -98,15 +99,6 @@ func (c *Crew) end() {
 		c.ring.free()
 	}
 	close(c.gone)
-}
-
-func firstError(errs []error) error {
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // serve is a worker's life. The thread is never unlocked: it ends with the goroutine, affinity and context with it.
@@ -224,10 +216,7 @@ func (c *Crew) Run(ctx context.Context, workers int, n int64, step func(w *Worke
 	case <-c.gone:
 		return j.finished, ErrClosed
 	}
-	if err := j.failed(); err != nil {
-		return j.finished, err
-	}
-	return j.finished, ctx.Err()
+	return j.finished, cmp.Or(j.failed(), ctx.Err())
 }
 
 // waiting is how many jobs of Start may wait, beside those that Run's callers wait for.
@@ -262,12 +251,11 @@ type job struct {
 	ctx      context.Context
 	n        int64
 	step     func(w *Worker, i int64) error
-	claimed  atomic.Int64    // steps that a worker has begun
-	owed     atomic.Int64    // workers and copies that still owe an end, and one for the caller that recruits
-	finished chan struct{}   // of Run
-	then     func(err error) // of Start
-	mu       sync.Mutex
-	err      error // the first; guarded by mu
+	claimed  atomic.Int64          // steps that a worker has begun
+	owed     atomic.Int64          // workers and copies that still owe an end, and one for the caller that recruits
+	finished chan struct{}         // of Run
+	then     func(err error)       // of Start
+	err      atomic.Pointer[error] // the first
 }
 
 func (j *job) work(w *Worker) {
@@ -287,20 +275,17 @@ func (j *job) work(w *Worker) {
 }
 
 func (j *job) fail(err error) {
-	if err == nil {
-		return
-	}
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	if j.err == nil {
-		j.err = err
+	if err != nil {
+		first := err // the address of err itself would have each call allocate it
+		j.err.CompareAndSwap(nil, &first)
 	}
 }
 
 func (j *job) failed() error {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.err
+	if first := j.err.Load(); first != nil {
+		return *first
+	}
+	return nil
 }
 
 func (j *job) end() {
@@ -311,9 +296,5 @@ func (j *job) end() {
 		close(j.finished)
 		return
 	}
-	err := j.failed()
-	if err == nil {
-		err = j.ctx.Err()
-	}
-	j.then(err)
+	j.then(cmp.Or(j.failed(), j.ctx.Err()))
 }

@@ -11,6 +11,7 @@ import (
 type Form struct {
 	From, Size int64 // bytes of an element: as it is read, and as it is written
 	Signed     bool
+	widen      func(to, from []byte) // on the host; nil: elements stay as they are
 
 	// Row, if it is not 0, is how many elements are read for a row. The destination gets all but the last one, and Beside all but the first.
 	Row    int64
@@ -86,52 +87,23 @@ func (d *Destination) Write(place int64, from []byte) {
 }
 
 func (f *Form) convert(to, from []byte) {
-	switch {
-	case f.From == f.Size:
+	if f.widen == nil {
 		copy(to, from)
-	case f.Size == 4 && f.Signed:
-		convertTo[int32](f, to, from)
-	case f.Size == 4:
-		convertTo[uint32](f, to, from)
-	case f.Signed:
-		convertTo[int64](f, to, from)
-	default:
-		convertTo[uint64](f, to, from)
+		return
 	}
+	f.widen(to, from)
 }
 
-type wide interface {
-	int32 | uint32 | int64 | uint64
-}
-
-type narrow interface {
-	int8 | uint8 | int16 | uint16 | int32 | uint32
-}
-
-func convertTo[To wide](f *Form, to, from []byte) {
-	switch {
-	case f.From == 1 && f.Signed:
-		convert[int8, To](to, from)
-	case f.From == 1:
-		convert[uint8, To](to, from)
-	case f.From == 2 && f.Signed:
-		convert[int16, To](to, from)
-	case f.From == 2:
-		convert[uint16, To](to, from)
-	case f.Signed:
-		convert[int32, To](to, from)
-	default:
-		convert[uint32, To](to, from)
+// Widened is the form of integers that are read as one type and written as another. It needs a little-endian host, as all hosts with GPUs are.
+func Widened[From int8 | uint8 | int16 | uint16 | int32 | uint32, To int32 | int64]() Form {
+	widen := func(to, from []byte) {
+		elements := numbers[From](from)
+		wider := numbers[To](to)[:len(elements)]
+		for i, v := range elements {
+			wider[i] = To(v)
+		}
 	}
-}
-
-// convert needs a host whose numbers are little-endian, as those that a GPU can be in are.
-func convert[From narrow, To wide](to, from []byte) {
-	elements := numbers[From](from)
-	wider := numbers[To](to)[:len(elements)]
-	for i, v := range elements {
-		wider[i] = To(v)
-	}
+	return Form{From: int64(unsafe.Sizeof(From(0))), Size: int64(unsafe.Sizeof(To(0))), Signed: From(0)-1 < 0, widen: widen}
 }
 
 // numbers is memory as an array, at any alignment.

@@ -44,8 +44,7 @@ type Mover struct {
 
 // handle is a file as cuFile knows it.
 type handle struct {
-	mu     sync.Mutex
-	handle driver.Handle // 0 until it is registered; guarded by mu
+	register func() (driver.Handle, error) // the first call registers the file; later calls return its result
 }
 
 // New makes a Mover. Nothing is loaded yet.
@@ -105,20 +104,19 @@ func (d *Mover) handle(b *source.Backing) (driver.Handle, error) {
 	d.filesMu.Lock()
 	f := d.files[b]
 	if f == nil {
-		f = &handle{}
+		f = &handle{sync.OnceValues(func() (driver.Handle, error) { return d.lib.Register(uintptr(fd)) })}
 		d.files[b] = f
 	}
 	d.filesMu.Unlock()
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.handle != 0 {
-		return f.handle, nil
-	}
-	h, err := d.lib.Register(uintptr(fd))
+	h, err := f.register()
 	if err != nil {
+		d.filesMu.Lock()
+		if d.files[b] == f { // another read may have registered the file since
+			delete(d.files, b) // the next read tries again
+		}
+		d.filesMu.Unlock()
 		return 0, fmt.Errorf("register %s with cuFile: %w", b.Name, err)
 	}
-	f.handle = h
 	return h, nil
 }
 
@@ -138,11 +136,8 @@ func (d *Mover) Forget(b *source.Backing) {
 	if f == nil {
 		return
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.handle != 0 {
-		d.lib.Deregister(f.handle)
-		f.handle = 0
+	if h, err := f.register(); err == nil {
+		d.lib.Deregister(h)
 	}
 }
 

@@ -1,6 +1,8 @@
 package driver
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 	"sync/atomic"
 	"time"
@@ -56,54 +58,51 @@ const (
 	cuPointerGetAttributes
 	cuMemcpyBatchAsync
 	cuMemcpyBatchAsyncOld
-	cudaFunctions // how many
 )
 
 // cudaTable gives the exported names (cuda.h of CUDA 12 and 13; its macros resolve to the _v2 names).
 func cudaTable() []function {
-	t := make([]function, cudaFunctions)
-	need := func(i int, names ...string) { t[i] = function{names: names} }
-	may := func(i int, names ...string) { t[i] = function{names: names, optional: true} }
-	need(cuInit, "cuInit")
-	need(cuDriverGetVersion, "cuDriverGetVersion")
-	need(cuDeviceGetCount, "cuDeviceGetCount")
-	need(cuDeviceGet, "cuDeviceGet")
-	need(cuDeviceGetName, "cuDeviceGetName")
-	need(cuDeviceGetPCIBusID, "cuDeviceGetPCIBusId")
-	need(cuPrimaryCtxRetain, "cuDevicePrimaryCtxRetain")
-	need(cuPrimaryCtxRelease, "cuDevicePrimaryCtxRelease_v2", "cuDevicePrimaryCtxRelease")
-	need(cuCtxSetCurrent, "cuCtxSetCurrent")
-	need(cuMemGetInfo, "cuMemGetInfo_v2")
-	need(cuMemAlloc, "cuMemAlloc_v2")
-	need(cuMemFree, "cuMemFree_v2")
-	need(cuMemHostRegister, "cuMemHostRegister_v2")
-	need(cuMemHostUnregister, "cuMemHostUnregister")
-	need(cuMemHostGetDevicePointer, "cuMemHostGetDevicePointer_v2")
-	need(cuMemcpyHtoDAsync, "cuMemcpyHtoDAsync_v2")
-	need(cuMemcpyDtoHAsync, "cuMemcpyDtoHAsync_v2")
-	need(cuMemcpyHtoD, "cuMemcpyHtoD_v2")
-	need(cuStreamCreate, "cuStreamCreate")
-	need(cuStreamDestroy, "cuStreamDestroy_v2")
-	need(cuStreamSynchronize, "cuStreamSynchronize")
-	need(cuEventCreate, "cuEventCreate")
-	need(cuEventDestroy, "cuEventDestroy_v2")
-	need(cuEventRecord, "cuEventRecord")
-	need(cuEventQuery, "cuEventQuery")
-	may(cuGetErrorName, "cuGetErrorName")
-	may(cuDeviceGetUUID, "cuDeviceGetUuid_v2", "cuDeviceGetUuid")
-	may(cuModuleLoadData, "cuModuleLoadData")
-	may(cuModuleUnload, "cuModuleUnload")
-	may(cuModuleGetFunction, "cuModuleGetFunction")
-	may(cuLaunchKernel, "cuLaunchKernel")
-	need(cuCtxPushCurrent, "cuCtxPushCurrent_v2")
-	need(cuCtxPopCurrent, "cuCtxPopCurrent_v2")
-	need(cuStreamWaitEvent, "cuStreamWaitEvent")
-	need(cuMemcpyDtoDAsync, "cuMemcpyDtoDAsync_v2")
-	need(cuMemcpyDtoH, "cuMemcpyDtoH_v2")
-	need(cuPointerGetAttributes, "cuPointerGetAttributes")
-	may(cuMemcpyBatchAsync, "cuMemcpyBatchAsync_v2")
-	may(cuMemcpyBatchAsyncOld, "cuMemcpyBatchAsync") // of CUDA 12.8, which later drivers have, too
-	return t
+	return []function{
+		cuInit:                    {names: []string{"cuInit"}},
+		cuDriverGetVersion:        {names: []string{"cuDriverGetVersion"}},
+		cuDeviceGetCount:          {names: []string{"cuDeviceGetCount"}},
+		cuDeviceGet:               {names: []string{"cuDeviceGet"}},
+		cuDeviceGetName:           {names: []string{"cuDeviceGetName"}},
+		cuDeviceGetPCIBusID:       {names: []string{"cuDeviceGetPCIBusId"}},
+		cuPrimaryCtxRetain:        {names: []string{"cuDevicePrimaryCtxRetain"}},
+		cuPrimaryCtxRelease:       {names: []string{"cuDevicePrimaryCtxRelease_v2", "cuDevicePrimaryCtxRelease"}},
+		cuCtxSetCurrent:           {names: []string{"cuCtxSetCurrent"}},
+		cuMemGetInfo:              {names: []string{"cuMemGetInfo_v2"}},
+		cuMemAlloc:                {names: []string{"cuMemAlloc_v2"}},
+		cuMemFree:                 {names: []string{"cuMemFree_v2"}},
+		cuMemHostRegister:         {names: []string{"cuMemHostRegister_v2"}},
+		cuMemHostUnregister:       {names: []string{"cuMemHostUnregister"}},
+		cuMemHostGetDevicePointer: {names: []string{"cuMemHostGetDevicePointer_v2"}},
+		cuMemcpyHtoDAsync:         {names: []string{"cuMemcpyHtoDAsync_v2"}},
+		cuMemcpyDtoHAsync:         {names: []string{"cuMemcpyDtoHAsync_v2"}},
+		cuMemcpyHtoD:              {names: []string{"cuMemcpyHtoD_v2"}},
+		cuStreamCreate:            {names: []string{"cuStreamCreate"}},
+		cuStreamDestroy:           {names: []string{"cuStreamDestroy_v2"}},
+		cuStreamSynchronize:       {names: []string{"cuStreamSynchronize"}},
+		cuEventCreate:             {names: []string{"cuEventCreate"}},
+		cuEventDestroy:            {names: []string{"cuEventDestroy_v2"}},
+		cuEventRecord:             {names: []string{"cuEventRecord"}},
+		cuEventQuery:              {names: []string{"cuEventQuery"}},
+		cuGetErrorName:            {names: []string{"cuGetErrorName"}, optional: true},
+		cuDeviceGetUUID:           {names: []string{"cuDeviceGetUuid_v2", "cuDeviceGetUuid"}, optional: true},
+		cuModuleLoadData:          {names: []string{"cuModuleLoadData"}, optional: true},
+		cuModuleUnload:            {names: []string{"cuModuleUnload"}, optional: true},
+		cuModuleGetFunction:       {names: []string{"cuModuleGetFunction"}, optional: true},
+		cuLaunchKernel:            {names: []string{"cuLaunchKernel"}, optional: true},
+		cuCtxPushCurrent:          {names: []string{"cuCtxPushCurrent_v2"}},
+		cuCtxPopCurrent:           {names: []string{"cuCtxPopCurrent_v2"}},
+		cuStreamWaitEvent:         {names: []string{"cuStreamWaitEvent"}},
+		cuMemcpyDtoDAsync:         {names: []string{"cuMemcpyDtoDAsync_v2"}},
+		cuMemcpyDtoH:              {names: []string{"cuMemcpyDtoH_v2"}},
+		cuPointerGetAttributes:    {names: []string{"cuPointerGetAttributes"}},
+		cuMemcpyBatchAsync:        {names: []string{"cuMemcpyBatchAsync_v2"}, optional: true},
+		cuMemcpyBatchAsyncOld:     {names: []string{"cuMemcpyBatchAsync"}, optional: true}, // of CUDA 12.8, which later drivers have, too
+	}
 }
 
 // CUDA result codes that we tell apart (cuda.h, CUresult).
@@ -124,11 +123,7 @@ type CUDAError struct {
 }
 
 func (e *CUDAError) Error() string {
-	name := e.Name
-	if name == "" {
-		name = "error"
-	}
-	text := fmt.Sprintf("%s: %s (%d)", e.Call, name, e.Code)
+	text := fmt.Sprintf("%s: %s (%d)", e.Call, cmp.Or(e.Name, "error"), e.Code)
 	switch e.Code {
 	case cudaOutOfMemory:
 		text += ": no GPU or pinnable memory is left; use a smaller arena or free the GPU"
@@ -188,25 +183,13 @@ func (c *CUDA) call(index int, name string, args ...uintptr) error {
 	return nil
 }
 
-// errorName asks libcuda for the name of a result. It is read byte by byte from libcuda's own constant.
+// errorName asks libcuda for the name of a result.
 func (c *CUDA) errorName(code int32) string {
-	if !c.lib.has(cuGetErrorName) {
-		return ""
-	}
 	var text *byte
-	if result := invoke(c.lib.fn[cuGetErrorName], uintptr(code), uintptr(unsafe.Pointer(&text))); int32(result) != 0 || text == nil {
-		return ""
+	if c.lib.has(cuGetErrorName) {
+		invoke(c.lib.fn[cuGetErrorName], uintptr(code), uintptr(unsafe.Pointer(&text)))
 	}
-	const longest = 128
-	name := make([]byte, 0, 48)
-	for i := 0; i < longest; i++ {
-		b := *(*byte)(unsafe.Add(unsafe.Pointer(text), i))
-		if b == 0 {
-			break
-		}
-		name = append(name, b)
-	}
-	return string(name)
+	return unix.BytePtrToString(text) // one of libcuda's constants; nil for a code that it does not know
 }
 
 func (c *CUDA) deviceCount() (int, error) {
@@ -220,20 +203,13 @@ func (c *CUDA) device(index int) (dev int32, name, pci string, uuid [16]byte, er
 	if err = c.call(cuDeviceGet, "cuDeviceGet", uintptr(unsafe.Pointer(&dev)), uintptr(index)); err != nil {
 		return dev, "", "", uuid, err
 	}
-	text := make([]byte, 256)
-	if err = c.call(cuDeviceGetName, "cuDeviceGetName", uintptr(unsafe.Pointer(&text[0])), uintptr(len(text)-1), uintptr(dev)); err != nil {
-		return dev, "", "", uuid, err
-	}
-	name = goString(text)
-	clear(text)
-	if err = c.call(cuDeviceGetPCIBusID, "cuDeviceGetPCIBusId", uintptr(unsafe.Pointer(&text[0])), uintptr(len(text)-1), uintptr(dev)); err != nil {
-		return dev, name, "", uuid, err
-	}
-	pci = goString(text)
-	if c.lib.has(cuDeviceGetUUID) {
+	var names, addresses [256]byte
+	err = errors.Join(c.call(cuDeviceGetName, "cuDeviceGetName", uintptr(unsafe.Pointer(&names)), uintptr(len(names)-1), uintptr(dev)),
+		c.call(cuDeviceGetPCIBusID, "cuDeviceGetPCIBusId", uintptr(unsafe.Pointer(&addresses)), uintptr(len(addresses)-1), uintptr(dev)))
+	if err == nil && c.lib.has(cuDeviceGetUUID) {
 		err = c.call(cuDeviceGetUUID, "cuDeviceGetUuid", uintptr(unsafe.Pointer(&uuid)), uintptr(dev))
 	}
-	return dev, name, pci, uuid, err
+	return dev, unix.ByteSliceToString(names[:]), unix.ByteSliceToString(addresses[:]), uuid, err
 }
 
 func (c *CUDA) RetainPrimary(dev int32) (ctx Handle, err error) {

@@ -21,7 +21,6 @@ const (
 	cfSetParameterString
 	cfSetStatsLevel
 	cfStatsStart
-	cfStatsStop
 	cfStatsReset
 	cfGetStatsL3
 	cufileFunctions // how many
@@ -41,20 +40,10 @@ func cufileTable() []function {
 		cfSetParameterString: {names: []string{"cuFileSetParameterString"}, optional: true},
 		cfSetStatsLevel:      {names: []string{"cuFileSetStatsLevel"}, optional: true},
 		cfStatsStart:         {names: []string{"cuFileStatsStart"}, optional: true},
-		cfStatsStop:          {names: []string{"cuFileStatsStop"}, optional: true},
 		cfStatsReset:         {names: []string{"cuFileStatsReset"}, optional: true},
 		cfGetStatsL3:         {names: []string{"cuFileGetStatsL3"}, optional: true},
 	}
 }
-
-// Capability is something that this libcufile can do, by the functions that it has.
-type Capability uint32
-
-// The capabilities.
-const (
-	CanConfigure Capability = 1 << iota // parameters are set by call, without a cufile.json (1.14 and later)
-	CanCount                            // statistics by call (1.15 and later)
-)
 
 // fileDescriptor is CUfileDescr_t: cufile.h 1.15.1, x86-64 and arm64, 24 bytes.
 type fileDescriptor struct {
@@ -76,7 +65,6 @@ const (
 type CuFile struct {
 	lib     *library
 	version int // 1000*major + 10*minor; 0 where the library does not say
-	can     Capability
 }
 
 // Parameters of cuFileSetParameterBool, SizeT and String: enums of cufile.h 1.15.1.
@@ -106,13 +94,17 @@ func LoadCuFile(name string) (*CuFile, error) {
 		}
 		l.version = int(version)
 	}
-	if lib.has(cfSetParameterBool) && lib.has(cfSetParameterSizeT) && lib.has(cfSetParameterString) {
-		l.can |= CanConfigure
-	}
-	if lib.has(cfSetStatsLevel) && lib.has(cfStatsStart) && lib.has(cfStatsStop) && lib.has(cfStatsReset) && lib.has(cfGetStatsL3) {
-		l.can |= CanCount
-	}
 	return l, nil
+}
+
+// configures says whether parameters are set by call, without a cufile.json (1.14 and later).
+func (l *CuFile) configures() bool {
+	return l.lib.has(cfSetParameterBool) && l.lib.has(cfSetParameterSizeT) && l.lib.has(cfSetParameterString)
+}
+
+// counts says whether there are statistics by call (1.15 and later).
+func (l *CuFile) counts() bool {
+	return l.lib.has(cfSetStatsLevel) && l.lib.has(cfStatsStart) && l.lib.has(cfStatsReset) && l.lib.has(cfGetStatsL3)
 }
 
 // call invokes a function that returns CUfileError_t: 8 bytes in one register, cuFile's code low, CUDA's high.
@@ -140,7 +132,7 @@ func (l *CuFile) versionText() string {
 // Open configures the driver by calls, so that no cufile.json is needed and no cufile.log litters the working
 // directory, and opens it. compat says whether cuFile may move bytes by its own POSIX reads.
 func (l *CuFile) Open(compat bool) error {
-	if l.can&CanConfigure == 0 {
+	if !l.configures() {
 		if !compat {
 			return fmt.Errorf("%w: %s %s cannot be told to refuse compat mode: update it to CUDA 12.9 or later", ErrNoLibrary, l.lib.name, l.versionText())
 		}
@@ -160,7 +152,7 @@ func (l *CuFile) Open(compat bool) error {
 	}
 	// A library that refuses a log setting is none the worse for it.
 	_ = l.call(cfSetParameterString, "cuFileSetParameterString", paramLogFile, uintptr(unsafe.Pointer(cString("/dev/null"))))
-	if l.can&CanCount != 0 {
+	if l.counts() {
 		_ = l.call(cfSetParameterSizeT, "cuFileSetParameterSizeT", paramProfileStats, 3)
 	}
 	return l.call(cfDriverOpen, "cuFileDriverOpen")

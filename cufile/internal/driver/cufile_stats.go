@@ -34,7 +34,7 @@ var ErrStatsUnknown = errors.New("cuFile's statistics are not readable")
 
 // StartCounting sets the counters to zero and starts them.
 func (l *CuFile) StartCounting() error {
-	if l.can&CanCount == 0 {
+	if !l.counts() {
 		return fmt.Errorf("%w: %s %s has none (1.15 and later do)", ErrStatsUnknown, l.lib.name, l.versionText())
 	}
 	if err := l.call(cfSetStatsLevel, "cuFileSetStatsLevel", 3); err != nil {
@@ -47,12 +47,12 @@ func (l *CuFile) StartCounting() error {
 }
 
 // ReadCounts gives how the GPU with this UUID read.
-func (l *CuFile) ReadCounts(uuid [16]byte) (WayCounts, error) { return l.counts(uuid, gpuReads) }
+func (l *CuFile) ReadCounts(uuid [16]byte) (WayCounts, error) { return l.read(uuid, gpuReads) }
 
 // WriteCounts gives how the GPU with this UUID wrote.
-func (l *CuFile) WriteCounts(uuid [16]byte) (WayCounts, error) { return l.counts(uuid, gpuWrites) }
+func (l *CuFile) WriteCounts(uuid [16]byte) (WayCounts, error) { return l.read(uuid, gpuWrites) }
 
-func (l *CuFile) counts(uuid [16]byte, first int) (WayCounts, error) {
+func (l *CuFile) read(uuid [16]byte, first int) (WayCounts, error) {
 	raw := make([]byte, statsBuffer)
 	for i := range raw {
 		raw[i] = statsPoison

@@ -68,9 +68,3 @@ func cString(s string) *byte {
 	copy(b, s)
 	return &b[0]
 }
-
-// goString reads up to the first zero byte.
-func goString(b []byte) string {
-	s, _, _ := strings.Cut(string(b), "\x00")
-	return s
-}

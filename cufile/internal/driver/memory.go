@@ -43,26 +43,30 @@ func (c *CUDA) IsOn(p Pointer, n int64, dev int32, known *Allocation) error {
 	return nil
 }
 
+// attributes asks for some attributes of the memory that an address lies in.
+func (c *CUDA) attributes(p Pointer, names []int32, values ...unsafe.Pointer) error {
+	err := c.call(cuPointerGetAttributes, "cuPointerGetAttributes", uintptr(len(names)), uintptr(unsafe.Pointer(&names[0])), uintptr(unsafe.Pointer(&values[0])), uintptr(p))
+	runtime.KeepAlive(values)
+	return err
+}
+
 // allocation gives the memory of a device that an address lies in.
-func (c *CUDA) allocation(p Pointer, dev int32) (a Allocation, err error) {
+func (c *CUDA) allocation(p Pointer, dev int32) (Allocation, error) {
 	var kind uint32
 	var ordinal int32
-	var start, size uint64
-	names := [...]int32{pointerMemoryType, pointerDeviceOrdinal, pointerRangeStart, pointerRangeSize}
-	values := [...]unsafe.Pointer{unsafe.Pointer(&kind), unsafe.Pointer(&ordinal), unsafe.Pointer(&start), unsafe.Pointer(&size)}
-	err = c.call(cuPointerGetAttributes, "cuPointerGetAttributes", uintptr(len(names)), uintptr(unsafe.Pointer(&names)), uintptr(unsafe.Pointer(&values)), uintptr(p))
-	runtime.KeepAlive(&values)
+	var start, size Pointer
+	names := []int32{pointerMemoryType, pointerDeviceOrdinal, pointerRangeStart, pointerRangeSize}
+	err := c.attributes(p, names, unsafe.Pointer(&kind), unsafe.Pointer(&ordinal), unsafe.Pointer(&start), unsafe.Pointer(&size))
 	switch {
 	case err != nil:
-		return a, err
 	case kind == 0:
-		return a, errors.New("CUDA does not know it")
+		err = errors.New("CUDA does not know it")
 	case kind != memoryTypeDevice:
-		return a, errors.New("it is memory of the host")
+		err = errors.New("it is memory of the host")
 	case ordinal != dev:
-		return a, fmt.Errorf("it is memory of gpu %d", ordinal)
+		err = fmt.Errorf("it is memory of gpu %d", ordinal)
 	}
-	return Allocation{Pointer(start), Pointer(start + size)}, nil
+	return Allocation{start, start + size}, err
 }
 
 // Pinned says whether n bytes from an address on begin and end in memory of the host that CUDA has pinned, and that a GPU sees at the same address.
@@ -70,10 +74,7 @@ func (c *CUDA) Pinned(p Pointer, n int64) (bool, error) {
 	for _, at := range []Pointer{p, p + Pointer(max(n, 1)) - 1} {
 		var kind uint32
 		var seen Pointer
-		names := [...]int32{pointerMemoryType, pointerDevice}
-		values := [...]unsafe.Pointer{unsafe.Pointer(&kind), unsafe.Pointer(&seen)}
-		err := c.call(cuPointerGetAttributes, "cuPointerGetAttributes", uintptr(len(names)), uintptr(unsafe.Pointer(&names)), uintptr(unsafe.Pointer(&values)), uintptr(at))
-		runtime.KeepAlive(&values)
+		err := c.attributes(at, []int32{pointerMemoryType, pointerDevice}, unsafe.Pointer(&kind), unsafe.Pointer(&seen))
 		if err != nil || kind != memoryTypeHost || seen != at {
 			return false, err
 		}

@@ -107,15 +107,15 @@ func (n *window) show(at driver.Pointer) {
 	n.file.seen.End.Store(end)
 }
 
-// idle says whether a file has no window at all.
-func (f *file) idle() bool {
-	for _, window := range f.windows {
-		if window != nil {
-			return false
-		}
+// window gives one of a file's windows; nil where it is idle.
+func (f *file) window() *window {
+	if i := slices.IndexFunc(f.windows, func(n *window) bool { return n != nil }); i >= 0 {
+		return f.windows[i]
 	}
-	return true
+	return nil
 }
+
+func (f *file) idle() bool { return f.window() == nil }
 
 // unmap unmaps an idle file. It needs mu and gives it up meanwhile; a file that got a window then stays. So does one whose
 // page tables are being filled for longer than the worker's job lasts.
@@ -130,11 +130,9 @@ func (m *Windows) unmap(w *crew.Worker, f *file) error {
 	if m.files[f.key] != f { // another one did it
 		return nil
 	}
-	if !f.idle() {
-		f.gone = false
+	if f.gone = f.idle(); !f.gone { // another that waited for the same may have given up
 		return nil
 	}
-	f.gone = true // another that waited for the same may have given up
 	return m.remove(f)
 }
 
@@ -188,22 +186,14 @@ func (m *Windows) forget(w *crew.Worker, b *source.Backing) error {
 // window that CUDA fails to unregister: CUDA then fails for good, and reads nothing any more.
 func (m *Windows) drop(w *crew.Worker, f *file) error {
 	var errs []error
-	for len(f.users) == 0 && !f.idle() {
+	for n := f.window(); len(f.users) == 0 && n != nil; n = f.window() {
 		if list := f.registered(); len(list) > 0 {
 			err := m.discard(w, list)
 			if errs = append(errs, err); err != nil && f.registered() != nil { // tables of another reader do not end
 				return errors.Join(errs...)
 			}
-			continue
-		}
-		for _, window := range f.windows {
-			if window == nil {
-				continue
-			}
-			if err := m.wait(w, window.settled); err != nil {
-				return errors.Join(append(errs, err)...)
-			}
-			break
+		} else if err := m.wait(w, n.settled); err != nil {
+			return errors.Join(append(errs, err)...)
 		}
 	}
 	if len(f.users) == 0 {

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/hbmfs/hbmfs/control"
 )
@@ -62,7 +63,8 @@ type batch struct {
 	root    string // of the mount
 	client  *control.Client
 	files   []*batchFile // in the order asked for; nil for files that are not read in this way
-	notices *notices     // nil where the daemon tells of no changes
+	mount   *mount       // nil where the daemon tells of no changes
+	notices *notices     // likewise
 
 	next int // the file after the last one that was asked for; guarded by Descriptors.turn
 
@@ -82,8 +84,8 @@ type batchFile struct {
 	list       []Run
 	closing    []*Backing // backing files that no other file needs
 
-	mu      sync.Mutex   // guards the fields below
-	instead *mountedFile // once a cache has removed its backing files: the file, opened in the mount
+	opening sync.Mutex                  // held by the request that opens it
+	instead atomic.Pointer[mountedFile] // once a cache has removed its backing files: the file, opened in the mount
 }
 
 // openBatch opens those of paths that list says, as far as a lookup is enough.
@@ -104,7 +106,8 @@ func (o *Opener) openBatch(ctx context.Context, root string, list []int, paths [
 			break // as above
 		}
 		if !asks && found.Err == nil && found.Flags&control.InfoCached == 0 {
-			asks, b.notices = true, o.notices(ctx, root, client.Epoch())
+			asks = true
+			b.listen(ctx)
 		}
 		f := b.file(found)
 		b.files = append(b.files, f)
@@ -122,7 +125,14 @@ func (o *Opener) openBatch(ctx context.Context, root string, list []int, paths [
 	}
 	_ = o.descriptors.offer(ctx, ahead) // a file without room is opened again when it is needed
 	if b.open == 0 {
-		_ = errors.Join(b.notices.release(), client.Close()) // no file of it is used
+		_ = errors.Join(b.mount.release(), client.Close()) // no file of it is used
+	}
+}
+
+// listen asks the daemon for its notices of changes.
+func (b *batch) listen(ctx context.Context) {
+	if m, err := b.opener.mount(ctx, b.root, b.client.Epoch()); err == nil {
+		b.mount, b.notices = m, m.listen(ctx, b.root)
 	}
 }
 
@@ -286,19 +296,12 @@ func (b *batch) Release(ctx context.Context, files []*Backing) {
 	giveBack(ctx, b.client, objectsOf(files))
 }
 
-// opened gives the file in the mount, where that was opened, and else nil.
-func (f *batchFile) opened() *mountedFile {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.instead
-}
-
 // Relocate opens the file in the mount, as any other, since more than a lookup is needed from now on.
 func (f *batchFile) Relocate(ctx context.Context) error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.instead != nil {
-		return f.instead.Relocate(ctx)
+	f.opening.Lock()
+	defer f.opening.Unlock()
+	if m := f.instead.Load(); m != nil {
+		return m.Relocate(ctx)
 	}
 	m, err := f.of.opener.openMounted(ctx, filepath.Join(f.of.root, f.path))
 	if err != nil {
@@ -307,19 +310,19 @@ func (f *batchFile) Relocate(ctx context.Context) error {
 	if m.length != f.length || m.info.Generation != f.generation {
 		return errors.Join(fmt.Errorf("open %s: it was replaced: %w", f.path, control.ErrStale), m.Close())
 	}
-	f.instead = m
+	f.instead.Store(m)
 	return nil
 }
 
 func (f *batchFile) Runs(ctx context.Context, spans []Span) ([]Run, error) {
-	if m := f.opened(); m != nil {
+	if m := f.instead.Load(); m != nil {
 		return m.Runs(ctx, spans)
 	}
 	return f.list, nil
 }
 
 func (f *batchFile) Backing(r *Run) *Backing {
-	if m := f.opened(); m != nil {
+	if m := f.instead.Load(); m != nil {
 		return m.Backing(r)
 	}
 	f.of.mu.Lock()
@@ -328,7 +331,7 @@ func (f *batchFile) Backing(r *Run) *Backing {
 }
 
 func (f *batchFile) Backings() (list []*Backing) {
-	if m := f.opened(); m != nil {
+	if m := f.instead.Load(); m != nil {
 		list = m.Backings()
 	}
 	f.of.mu.Lock()
@@ -342,7 +345,7 @@ func (f *batchFile) Backings() (list []*Backing) {
 }
 
 func (f *batchFile) Unshare() (list []*Backing) {
-	if m := f.opened(); m != nil {
+	if m := f.instead.Load(); m != nil {
 		list = m.Unshare()
 	}
 	b := f.of
@@ -367,7 +370,7 @@ func (f *batchFile) Told() *control.FileInfo { return &f.info }
 // Close ends the connection with the last file.
 func (f *batchFile) Close() error {
 	var err error
-	if m := f.opened(); m != nil {
+	if m := f.instead.Load(); m != nil {
 		err = m.Close()
 	}
 	b := f.of
@@ -377,7 +380,7 @@ func (f *batchFile) Close() error {
 	b.mu.Unlock()
 	b.notices.remove(f.closing)
 	if last {
-		return errors.Join(err, b.notices.release(), b.client.Close())
+		return errors.Join(err, b.mount.release(), b.client.Close())
 	}
 	b.Release(context.Background(), f.closing)
 	return err

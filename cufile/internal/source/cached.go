@@ -104,15 +104,15 @@ func (p *known) covers(offset, n int64) bool {
 func Announce(ctx context.Context, s File, h *Descriptors, pieces []Piece) {
 	m, _ := s.(*mountedFile)
 	if b, ok := s.(*batchFile); ok {
-		m = b.opened()
+		m = b.instead.Load()
 	}
 	if m == nil || !m.cached() {
 		return
 	}
-	var soon []control.Range
+	var soon []Span
 	for i := range pieces {
 		if p := &pieces[i]; p.File == m.inline {
-			soon = append(soon, control.Range{Offset: p.Offset, Length: p.N})
+			soon = append(soon, Span{Offset: p.Offset, N: p.N})
 		}
 	}
 	if len(soon) > 0 {

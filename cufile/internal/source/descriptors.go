@@ -420,34 +420,26 @@ type Group struct {
 
 // Split makes groups of pieces that lie in at most share lent files. Where one group is not enough, each file is in
 // one group only. Pieces are sorted by their files, in the order of the files' places.
-func Split(pieces []Piece, share int) []Group {
-	groups := cutGroups(pieces, share)
-	if len(groups) == 1 {
-		return groups
+func Split(pieces []Piece, share int) (groups []Group) {
+	files := slices.DeleteFunc(FilesOf(pieces), func(b *Backing) bool { return b.Lender == nil })
+	if len(files) <= share {
+		return []Group{{pieces, files}}
 	}
-	slices.SortStableFunc(pieces, func(a, b Piece) int { return cmp.Compare(a.File.at, b.File.at) })
-	return cutGroups(pieces, share)
-}
-
-func cutGroups(pieces []Piece, share int) []Group {
-	var groups []Group
-	var g Group
-	first, seen, last := 0, map[*Backing]bool{}, (*Backing)(nil)
+	slices.SortStableFunc(pieces, func(a, b Piece) int {
+		return cmp.Or(cmp.Compare(a.File.at, b.File.at), cmp.Compare(a.File.ID, b.File.ID))
+	})
+	first, last := 0, (*Backing)(nil)
+	files = nil
 	for i := range pieces {
 		b := pieces[i].File
-		if b == last || b.Lender == nil || seen[b] {
-			last = b
-			continue
+		if b.Lender != nil && b != last {
+			if len(files) == share {
+				groups = append(groups, Group{pieces[first:i], files})
+				first, files = i, nil
+			}
+			files = append(files, b)
 		}
-		if len(g.Files) == share {
-			g.Pieces = pieces[first:i]
-			groups = append(groups, g)
-			g, first = Group{}, i
-			clear(seen)
-		}
-		g.Files = append(g.Files, b)
-		seen[b], last = true, b
+		last = b
 	}
-	g.Pieces = pieces[first:]
-	return append(groups, g)
+	return append(groups, Group{pieces[first:], files})
 }

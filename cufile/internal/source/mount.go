@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -24,19 +25,18 @@ type mountedFile struct {
 	info    control.FileInfo
 	inline  *Backing // the file itself, for bytes that exist only in the mount
 	opener  *Opener
+	mount   *mount
 	notices *notices // nil where the daemon tells of no changes
 
-	dialing sync.Mutex // held by the request that makes another connection
-	asking  sync.Mutex // held by the request that asks for all of many runs
+	asking sync.Mutex  // held by the request that asks for all of many runs
+	many   atomic.Bool // runs: more than fewRuns
 
 	mu      sync.Mutex // guards the fields below
-	client  *connection
-	all     known // of all its bytes; not known while they are many and no request needed all
-	place   *Map  // of all.runs, once it was asked for
-	many    bool  // runs: more than fewRuns
-	apart   int64 // ranges that were asked for one by one, of many runs
+	all     known      // of all its bytes; not known while they are many and no request needed all
+	place   *Map       // of all.runs, once it was asked for
+	apart   int64      // ranges that were asked for one by one, of many runs
 	objects map[uint64]*Backing
-	lent    map[*Backing]bool // those that the daemon was not told to be closed
+	lent    map[*Backing]*control.Client // files that the daemon was not told to be closed, by the connection that brought them
 }
 
 // InlineObject is the object of bytes that lie in no backing file (docs/reference/control-protocol.md).
@@ -119,10 +119,8 @@ func (m *mountedFile) Runs(ctx context.Context, spans []Span) ([]Run, error) {
 	}
 	all, err := m.extents(ctx, first, last-first, manyRuns)
 	if errors.Is(err, ErrTooLarge) {
-		if ranges := joined(spans); m.mayAskApart(len(ranges)) {
-			if list, err := m.askApart(ctx, ranges); !errors.Is(err, ErrTooLarge) {
-				return list, err
-			}
+		if list, err := m.askApart(ctx, joined(spans)); !errors.Is(err, ErrTooLarge) {
+			return list, err
 		}
 		all, err = m.askOnce(ctx, first, last-first, mine)
 	}
@@ -145,8 +143,11 @@ func (m *mountedFile) mayAskApart(ranges int) bool {
 	return true
 }
 
-// askApart asks for the runs of ranges that are in order and apart. A range of more than manyRuns is ErrTooLarge.
+// askApart asks for the runs of ranges that are in order and apart, if it may. A range of more than manyRuns is ErrTooLarge, too.
 func (m *mountedFile) askApart(ctx context.Context, ranges []Span) (list []Run, err error) {
+	if !m.mayAskApart(len(ranges)) {
+		return nil, ErrTooLarge
+	}
 	for i := range ranges {
 		some, err := m.extents(ctx, ranges[i].Offset, ranges[i].N, manyRuns)
 		if err != nil {
@@ -173,19 +174,14 @@ func (m *mountedFile) askOnce(ctx context.Context, offset, n int64, mine time.Ti
 
 // few asks for all runs, and gives nil where they are not few.
 func (m *mountedFile) few(ctx context.Context) ([]Run, error) {
-	m.mu.Lock()
-	many := m.many
-	m.mu.Unlock()
-	if many {
+	if m.many.Load() {
 		return nil, nil
 	}
 	all, err := m.ask(ctx, fewRuns)
 	if !errors.Is(err, ErrTooLarge) {
 		return all.runs, err
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.many = true
+	m.many.Store(true)
 	return nil, nil
 }
 
@@ -245,40 +241,23 @@ func (m *mountedFile) Backings() []*Backing {
 	defer m.mu.Unlock()
 	all := maps.Clone(m.lent)
 	for _, b := range m.objects {
-		all[b] = true
+		all[b] = nil
 	}
 	return slices.Collect(maps.Keys(all))
-}
-
-// connection is that to the daemon which the file has asked last.
-func (m *mountedFile) connection() *connection {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.client
 }
 
 // reconnect makes another connection where the daemon has gone and another goes on with the mount. It keeps the numbers of objects, and
 // redeemed tickets stay good. It reports whether a question may be asked again.
 func (m *mountedFile) reconnect(ctx context.Context) bool {
-	m.dialing.Lock()
-	defer m.dialing.Unlock()
-	old := m.connection()
-	if !old.Gone() {
+	if !m.mount.client().Gone() {
 		return true
 	}
 	info, err := control.Info(m.file) // waits for the next daemon
 	if err != nil || info.Epoch != m.info.Epoch || info.Generation != m.info.Generation {
 		return false
 	}
-	fresh, err := m.opener.connect(ctx, m.file.Name(), info.Epoch)
-	if err != nil {
-		return false
-	}
-	m.mu.Lock()
-	m.client = fresh
-	m.mu.Unlock()
-	_ = m.opener.connections.release(old) // nobody is at its other end
-	return true
+	_, err = m.mount.connect(ctx, m.file.Name())
+	return err == nil
 }
 
 // Open implements [Lender]. It asks again where a daemon goes while it answers.
@@ -343,7 +322,8 @@ func (m *mountedFile) explain(ctx context.Context, err error) error {
 
 // redeem makes files of a ticket the reader's. before counts the files that the same request has opened already.
 func (m *mountedFile) redeem(ctx context.Context, ticket control.Ticket, files []*Backing, before int) error {
-	got, err := m.connection().Redeem(ctx, ticket, objectsOf(files))
+	client := m.mount.client()
+	got, err := client.Redeem(ctx, ticket, objectsOf(files))
 	if m.cached() && (errors.Is(err, unix.ESTALE) || errors.Is(err, unix.EAGAIN)) { // the ticket is old, or there are too many leases
 		return fmt.Errorf("open %s: %w: %w", files[0].Name, ErrMoved, err)
 	}
@@ -355,7 +335,7 @@ func (m *mountedFile) redeem(ctx context.Context, ticket control.Ticket, files [
 	for i := range got {
 		came, failed := got[i].File != nil, files[i].redeem(&got[i], m.opener.descriptors, before+i)
 		if failed == nil {
-			m.lent[files[i]] = true
+			m.lent[files[i]] = client
 		} else if came {
 			refused = append(refused, files[i].Object)
 		}
@@ -363,7 +343,7 @@ func (m *mountedFile) redeem(ctx context.Context, ticket control.Ticket, files [
 	}
 	m.mu.Unlock()
 	if len(refused) > 0 {
-		m.connection().giveBack(ctx, refused)
+		m.mount.giveBack(ctx, client, refused)
 	}
 	return err
 }
@@ -404,20 +384,21 @@ func (b *Backing) redeem(from *control.Backing, h *Descriptors, before int) erro
 // Release tells the daemon which files were closed. One that has gone needs not know, and the next question finds that out.
 // A closed file of a cache may go, so it is forgotten here: it comes back as another object.
 func (m *mountedFile) Release(ctx context.Context, files []*Backing) {
+	client := m.mount.client()
 	m.mu.Lock()
 	var done []uint64 // each once: another file may have the same object by the same connection
 	for _, b := range files {
-		if m.lent[b] {
+		if m.lent[b] == client {
 			done = append(done, b.Object)
-			delete(m.lent, b)
 		}
+		delete(m.lent, b)
 		if b.Cached && m.objects[b.Object] == b {
 			delete(m.objects, b.Object)
 			m.place = nil
 		}
 	}
 	m.mu.Unlock()
-	m.connection().giveBack(ctx, done)
+	m.mount.giveBack(ctx, client, done)
 }
 
 func objectsOf(files []*Backing) []uint64 {
@@ -445,14 +426,14 @@ func giveBack(ctx context.Context, client *control.Client, objects []uint64) (le
 }
 
 // Prefetch tells the mount. Of a cache's file it leaves out the ranges that the kernel has pages of.
-func (m *mountedFile) Prefetch(ctx context.Context, soon []control.Range) error {
+func (m *mountedFile) Prefetch(ctx context.Context, soon []Span) error {
 	var ranges []control.Range
 	for _, s := range soon {
 		switch {
-		case s.Length > 0 && m.cached():
-			ranges = appendMissing(ranges, m.inline, s.Offset, s.Length)
-		case s.Length > 0:
-			ranges = append(ranges, s)
+		case s.N > 0 && m.cached():
+			ranges = appendMissing(ranges, m.inline, s.Offset, s.N)
+		case s.N > 0:
+			ranges = append(ranges, control.Range{Offset: s.Offset, Length: s.N})
 		}
 	}
 	for some := range slices.Chunk(ranges, control.MaxRanges) {
@@ -467,7 +448,7 @@ func (m *mountedFile) Prefetch(ctx context.Context, soon []control.Range) error 
 	return nil
 }
 
-func (m *mountedFile) Daemon() *control.Client { return m.connection().Client }
+func (m *mountedFile) Daemon() *control.Client { return m.mount.client() }
 
 func (m *mountedFile) Told() *control.FileInfo { return &m.info }
 
@@ -476,11 +457,11 @@ func (m *mountedFile) Close() error {
 	if m.inline != nil {
 		errs = append(errs, m.inline.Close())
 	}
-	if m.client != nil {
+	if m.mount != nil {
 		all := m.Unshare()
 		m.Release(context.Background(), all) // files that are closed, now that no request reads them
 		m.notices.remove(all)
-		errs = append(errs, m.opener.connections.release(m.client), m.notices.release())
+		errs = append(errs, m.mount.release())
 	}
 	return errors.Join(append(errs, m.file.Close())...)
 }

@@ -2,7 +2,6 @@ package source
 
 import (
 	"context"
-	"errors"
 	"runtime"
 	"slices"
 	"sync"
@@ -15,14 +14,12 @@ import (
 // notices are a daemon's reports of changes at its source, so that a reader need not look at the files. A counter in memory says whether there is
 // something new: see CHANGES in docs/reference/control-protocol.md. While the daemon does not look, its readers do: see Watch.
 type notices struct {
-	opener *Opener
-	path   string // in the mount
-	epoch  control.Epoch
-	watch  *Watch
-	began  time.Time // when the first file was opened
-	end    context.CancelFunc
-	gone   sync.WaitGroup
-	users  int // guarded by Opener.noticing
+	mount *mount
+	path  string // in the mount
+	watch *Watch
+	began time.Time // when the first file was opened
+	end   context.CancelFunc
+	gone  sync.WaitGroup
 
 	page    atomic.Pointer[page]
 	seen    atomic.Uint64 // the counter, as of the last question
@@ -32,9 +29,10 @@ type notices struct {
 	changed atomic.Int64  // when that has changed last, of time.Since(began)
 
 	mu     sync.Mutex // guards the fields below; held while the daemon is asked
-	client *connection
+	client *control.Client
 	next   uint64 // in the daemon's list
 	files  map[uint64][]*Backing
+	closed bool
 }
 
 // page is a counter that is mapped until nobody uses it.
@@ -57,72 +55,50 @@ const (
 	askTime    = 2 * time.Second
 )
 
-// notices gives those of a mount to one file more, nil where its daemon has none. path is in the mount.
-func (o *Opener) notices(ctx context.Context, path string, epoch control.Epoch) *notices {
-	o.noticing.Lock()
-	defer o.noticing.Unlock()
-	if n := o.noticed[epoch]; n != nil {
-		n.users++
-		return n
+// listen gives the daemon's notices, nil where it has none. path lies in the mount.
+func (m *mount) listen(ctx context.Context, path string) *notices {
+	m.noticing.Lock()
+	defer m.noticing.Unlock()
+	if m.notices == nil {
+		n := &notices{mount: m, path: path, watch: m.opener.descriptors.watch, began: time.Now(), files: map[uint64][]*Backing{}}
+		if n.connect(ctx) != nil {
+			return nil
+		}
+		m.notices = n
+		n.watch.listen(n)
 	}
-	n := &notices{opener: o, path: path, epoch: epoch, watch: o.descriptors.watch, began: time.Now(), users: 1, files: map[uint64][]*Backing{}}
-	if n.connect(ctx) != nil {
-		return nil
-	}
-	if o.noticed == nil {
-		o.noticed = map[control.Epoch]*notices{}
-	}
-	o.noticed[epoch] = n
-	n.watch.listen(o.noticed)
-	return n
+	return m.notices
 }
 
-// release ends the use by one file.
-func (n *notices) release() error {
-	if n == nil {
-		return nil
-	}
-	o := n.opener
-	o.noticing.Lock()
-	n.users--
-	last := n.users == 0
-	if last {
-		delete(o.noticed, n.epoch)
-		n.watch.listen(o.noticed)
-	}
-	o.noticing.Unlock()
-	if !last {
-		return nil
-	}
+// close ends the looking for another daemon. No file is open any more. A request of another mount may still call ask.
+func (n *notices) close() {
+	n.watch.unlisten(n)
 	n.mu.Lock()
+	n.closed = true
 	if n.end != nil {
 		n.end()
 	}
 	n.mu.Unlock()
 	n.gone.Wait()
-	return o.connections.release(n.client)
 }
 
 // connect asks a daemon for its counter, and for all changes.
 func (n *notices) connect(ctx context.Context) error {
-	fresh, err := n.opener.connect(ctx, n.path, n.epoch)
+	fresh, err := n.mount.connect(ctx, n.path)
 	if err != nil {
 		return err
 	}
 	_, counter, err := fresh.Changes(ctx, control.AskChanges{Counter: true})
-	var p *page
-	if err == nil {
-		p, err = mapPage(int(counter.Fd()))
-		_ = counter.Close() // it is mapped, or not
-	}
 	if err != nil {
-		return errors.Join(err, n.opener.connections.release(fresh))
+		return err
+	}
+	p, err := mapPage(int(counter.Fd()))
+	_ = counter.Close() // it is mapped, or not
+	if err != nil {
+		return err
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.client != nil {
-		_ = n.opener.connections.release(n.client) // nobody is at its other end
-	}
 	n.client, n.next = fresh, 0
 	n.page.Store(p)
 	n.up.Store(true)
@@ -212,7 +188,7 @@ func (n *notices) live() bool { return n != nil && n.up.Load() && n.beats.Load()
 func (n *notices) ask(ctx context.Context) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.end != nil || !n.look() { // the next daemon is looked for; or another request has asked
+	if n.closed || n.end != nil || !n.look() { // the next daemon is looked for; or another request has asked
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), askTime)
@@ -222,7 +198,7 @@ func (n *notices) ask(ctx context.Context) {
 	}
 	again, end := context.WithCancel(context.Background())
 	n.end = end
-	n.gone.Go(func() { n.reconnect(again) }) // ended by release
+	n.gone.Go(func() { n.reconnect(again) }) // ended by close
 }
 
 // reconnect looks for the next daemon until there is one.

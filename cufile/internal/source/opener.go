@@ -14,21 +14,20 @@ import (
 	"github.com/hbmfs/hbmfs/control"
 )
 
-// Opener opens files for one reader, which has one connection to each daemon.
+// Opener opens files for one reader.
 type Opener struct {
 	client      string // the reader's name in a mount's status
 	number      uint32 // by which daemons know all connections of the reader for one
 	descriptors *Descriptors
 	ids         atomic.Uint64
-	connections connections
 
-	noticing sync.Mutex // guards the fields below
-	noticed  map[control.Epoch]*notices
+	mu     sync.Mutex // guards the fields below, and users of each mount
+	mounts map[control.Epoch]*mount
 }
 
 // NewOpener makes an opener, whose files share descriptors.
 func NewOpener(client string, h *Descriptors) *Opener {
-	return &Opener{client: client, number: rand.Uint32(), descriptors: h}
+	return &Opener{client: client, number: rand.Uint32(), descriptors: h, mounts: map[control.Epoch]*mount{}}
 }
 
 // Open opens a file of a mount by the control channel, and any other by its name. Where the control channel cannot be had, or
@@ -57,7 +56,7 @@ func (o *Opener) openMounted(ctx context.Context, name string) (_ *mountedFile, 
 	if err != nil {
 		return nil, err
 	}
-	m := &mountedFile{file: os.NewFile(uintptr(fd), name), opener: o, objects: map[uint64]*Backing{}, lent: map[*Backing]bool{}}
+	m := &mountedFile{file: os.NewFile(uintptr(fd), name), opener: o, objects: map[uint64]*Backing{}, lent: map[*Backing]*control.Client{}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, m.Close())
@@ -68,11 +67,11 @@ func (o *Opener) openMounted(ctx context.Context, name string) (_ *mountedFile, 
 		return nil, err
 	}
 	m.length, m.info = info.Size, info
-	if m.client, err = o.connect(ctx, name, info.Epoch); err != nil {
+	if m.mount, err = o.mount(ctx, name, info.Epoch); err != nil {
 		return nil, err
 	}
 	if !m.cached() {
-		m.notices = o.notices(ctx, name, info.Epoch)
+		m.notices = m.mount.listen(ctx, name)
 	}
 	own, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
@@ -82,33 +81,7 @@ func (o *Opener) openMounted(ctx context.Context, name string) (_ *mountedFile, 
 		return nil, err
 	}
 	m.inline.Inline = true
-	m.many = info.Runs > fewRuns
+	m.many.Store(info.Runs > fewRuns)
 	_, err = m.few(ctx)
 	return m, err
-}
-
-// restarts bounds how often one question is asked of daemons that go before they answer, where others go on with their mount.
-const restarts = 3
-
-// connect gives the connection to the daemon that a file of a mount has told its epoch of.
-func (o *Opener) connect(ctx context.Context, name string, epoch control.Epoch) (*connection, error) {
-	if c := o.connections.acquire(epoch, nil); c != nil {
-		return c, nil
-	}
-	client, err := control.DialReader(ctx, name, o.client, o.number)
-	for again := 0; errors.Is(err, control.ErrStale) && again < restarts; again++ { // it went before it answered
-		client, err = control.DialReader(ctx, name, o.client, o.number)
-	}
-	if err != nil {
-		return nil, err
-	}
-	if client.Epoch() != epoch {
-		_ = client.Close() // nothing was asked
-		return nil, fmt.Errorf("open %s: the daemon has gone, it was restarted: %w", name, control.ErrStale)
-	}
-	c := o.connections.acquire(epoch, &connection{Client: client})
-	if c.Client != client { // another Open was faster
-		_ = client.Close() // nothing was asked
-	}
-	return c, nil
 }

@@ -3,7 +3,6 @@ package source
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -23,8 +22,8 @@ import (
 type Watch struct {
 	used   func(files []*Backing) // is told which files were read in a turn
 	turn   atomic.Uint32
-	closed atomic.Uint32 // files that cannot be looked at any more
-	hears  atomic.Pointer[[]*notices]
+	closed atomic.Uint32              // files that cannot be looked at any more
+	hears  atomic.Pointer[[]*notices] // replaced as a whole
 
 	mu      sync.Mutex // guards the fields below, and open, marked and due of each Backing
 	marked  []*Backing // in this turn
@@ -44,6 +43,7 @@ const (
 func newWatch(used func([]*Backing)) *Watch {
 	w := &Watch{used: used, quit: make(chan struct{})}
 	w.turn.Store(1)
+	w.hears.Store(&[]*notices{})
 	return w
 }
 
@@ -200,29 +200,35 @@ func (w *Watch) told(b *Backing, c *control.Change, since time.Time) {
 	w.turn.Add(1) // those who have marked it look again
 }
 
-// listen has the Watch hear daemons.
-func (w *Watch) listen(all map[control.Epoch]*notices) {
-	list := slices.Collect(maps.Values(all))
+// listen has the Watch hear a daemon.
+func (w *Watch) listen(n *notices) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	list := append(slices.Clone(*w.hears.Load()), n)
+	w.hears.Store(&list)
+}
+
+// unlisten has the Watch hear a daemon no more.
+func (w *Watch) unlisten(n *notices) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	list := slices.DeleteFunc(slices.Clone(*w.hears.Load()), func(o *notices) bool { return o == n })
 	w.hears.Store(&list)
 }
 
 // News says whether a daemon has something to tell that Hear has not heard. It asks nobody.
 func (w *Watch) News() (some bool) {
-	if list := w.hears.Load(); list != nil {
-		for _, n := range *list {
-			some = n.look() || some
-		}
+	for _, n := range *w.hears.Load() {
+		some = n.look() || some
 	}
 	return some
 }
 
 // Hear asks daemons for changes. It takes a while, so callers that may not wait look for News first.
 func (w *Watch) Hear(ctx context.Context) {
-	if list := w.hears.Load(); list != nil {
-		for _, n := range *list {
-			if n.look() {
-				n.ask(ctx)
-			}
+	for _, n := range *w.hears.Load() {
+		if n.look() {
+			n.ask(ctx)
 		}
 	}
 }

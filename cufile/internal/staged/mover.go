@@ -80,7 +80,7 @@ func (m *Mover) chunkSize(total int64, threads int) int64 {
 // stage moves one chunk through the next slot.
 func (m *Mover) stage(w *crew.Worker, to *crew.Destination, c *source.Chunk, cold bool) error {
 	began := time.Now()
-	s, err := w.Slot()
+	s, err := w.WarmSlot()
 	if err != nil {
 		return err
 	}
