@@ -78,14 +78,14 @@ def find(path: Any) -> str:
     for at, below, _ in os.walk(mounted):
         if FOLDER in below and os.path.exists(os.path.join(at, FOLDER, LISTED)):
             found.append(at)
-        below[:] = [] if at in found else [n for n in below if n not in (FOLDER, "members", "tensors")]  # perhaps millions of files
+        below[:] = [n for n in below if n not in (FOLDER, "members", "tensors")]  # perhaps millions of files
     if len(found) == 1:
         return os.path.join(found[0], FOLDER)
     if not found:
-        raise NotFoundError(f"{name} has no view of samples with fields: `hbmfs inspect` says why")
+        raise NotFoundError(f"{name} has no view of samples with fields: `hbmfs inspect` says why; hbmfs.open({name!r}) reads tokens")
     sets = sorted(os.path.relpath(at, mounted) for at in found)
     more = f" and {len(sets) - 8} more" if len(sets) > 8 else ""
-    raise InvalidError(f"{name} holds {len(sets)} sets of samples ({', '.join(sets[:8])}{more}): name one, as in {os.path.join(name, sets[0])!r}")
+    raise InvalidError(f"{name} holds {len(sets)} sets of samples ({', '.join(sets[:8])}{more}): name one, as in {os.path.normpath(os.path.join(mounted, sets[0], FOLDER))!r}")
 
 
 def read(folder: str) -> Fields:

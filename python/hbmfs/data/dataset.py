@@ -387,7 +387,7 @@ class Dataset(Generic[A]):
         if dtype is None:
             return self.dtype
         wanted = tokens.parse_dtype(dtype)
-        if wanted != self.dtype and (self.dtype, wanted) not in _native.WIDEN and (wanted != np.int64 or self.dtype.kind not in "iu"):
+        if wanted != self.dtype and not tokens.widens(self.dtype, wanted):
             raise errors.DtypeError(
                 f"{self.dtype} tokens cannot be read as {wanted}: leave dtype out, or widen integers with dtype='int64', or 'int32' where that has all of them"
             )

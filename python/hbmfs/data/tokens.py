@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from .._lib import _address
+from .._lib._native import WIDEN
 from ..errors import AccessError, DtypeError, FormatError, InvalidError, NotFoundError, ReadError, StaleError
 
 _VIEW = "tokens.npy"
@@ -158,8 +159,10 @@ def _hints(root: str, below: str) -> list[str]:
 def _only_view(path: str, directory: str, hints: Callable[[], list[str]]) -> str:
     """The tokens view below a directory of views, if there is one only."""
     found: list[str] = []
+    samples = False
     for at, below, files in os.walk(directory):
         below[:] = [name for name in below if name not in ("members", "tensors")]  # members of archives, perhaps millions
+        samples = samples or "fields.json" in files
         if _VIEW in files:
             found.append(os.path.join(at, _VIEW))
     if len(found) == 1:
@@ -167,6 +170,8 @@ def _only_view(path: str, directory: str, hints: Callable[[], list[str]]) -> str
     if not found:
         if told := hints():
             raise NotFoundError(f"{path} has no view of its tokens. {told[0]} (a flag of hbmfs mount). Or open the file itself with dtype=")
+        if samples:
+            raise NotFoundError(f"{path} has no view of its tokens, but samples with fields: hbmfs.SampleDataset({path!r}) reads them")
         raise NotFoundError(f"{path} has no view of its tokens: `hbmfs inspect` says why, or name a file and its dtype")
     streams = sorted(os.path.relpath(os.path.dirname(f), directory) for f in found)
     more = f" and {len(streams) - 8} more" if len(streams) > 8 else ""
@@ -194,6 +199,11 @@ def parse_dtype(dtype: Any) -> np.dtype[Any]:
     except (TypeError, ValueError, SyntaxError) as err:
         cause = err
     raise DtypeError(f"dtype {dtype!r} is not known: give a name such as 'uint16', or a NumPy type such as numpy.uint16") from cause
+
+
+def widens(narrow: np.dtype[Any], wide: np.dtype[Any]) -> bool:
+    """Whether gather and the streams give tokens of one type as those of another."""
+    return (narrow, wide) in WIDEN or (wide == np.int64 and narrow.kind in "iu")
 
 
 def _type_beside(name: str, size: int) -> np.dtype[Any] | None:
@@ -241,7 +251,8 @@ def _describe(name: str, file: BinaryIO, wanted: np.dtype[Any] | None) -> Tokens
     if wanted is not None and wanted != dtype and guessed:
         raise DtypeError(f"{name} is of {dtype} by a guess of its mount: mount its source with --dtype {wanted}, or leave dtype= out")
     if wanted is not None and wanted != dtype:
-        raise DtypeError(f"{name} holds {dtype} tokens, not {wanted}: leave dtype= out")
+        widen = ", and give it to gather or the stream, which widen" if widens(dtype, wanted) else ""
+        raise DtypeError(f"{name} holds {dtype} tokens, not {wanted}: leave dtype= out{widen}")
     if offset + count * dtype.itemsize > facts.st_size:
         raise FormatError(f"{name} ends at byte {facts.st_size}, but its header promises {count} {dtype} tokens from byte {offset} on: it is cut off")
     return Tokens(name, offset, count, dtype, runs, _identity(facts), guessed)

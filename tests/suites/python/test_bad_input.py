@@ -32,6 +32,7 @@ def test_paths(mount, source, tmp_path):
     for kind, words, path, options in [
         (FileNotFoundError, "does not exist", tmp_path / "none.npy", {}),
         (hbmfs.NotFoundError, "no view of its tokens", mount / "safetensors", {}),
+        (hbmfs.NotFoundError, r"samples with fields: hbmfs.SampleDataset\('", mount / "tar", {}),
         (hbmfs.NotFoundError, "no/such does not exist: .* has no such file", mount / "no/such", {}),
         (hbmfs.NotFoundError, "train.bin does not exist", mount / "train.bin", {}),
         (hbmfs.InvalidError, "outside of any hbmfs mount", tmp_path, {}),
@@ -41,7 +42,8 @@ def test_paths(mount, source, tmp_path):
         (hbmfs.DtypeError, "give dtype=", tmp_path / "odd.bin", {}),
         (hbmfs.FormatError, "no multiple", tmp_path / "odd.bin", {"dtype": "uint16"}),
         (hbmfs.DtypeError, "not known", tmp_path / "odd.bin", {"dtype": "u17"}),
-        (hbmfs.DtypeError, "not uint32", source / "npy/tokens_00000.npy", {"dtype": "uint32"}),
+        (hbmfs.DtypeError, "not uint32: leave dtype= out$", source / "npy/tokens_00000.npy", {"dtype": "uint32"}),
+        (hbmfs.DtypeError, "not int64: leave dtype= out, and give it to gather or the stream", source / "npy/tokens_00000.npy", {"dtype": "int64"}),
         (hbmfs.DtypeError, "byte order", source / "npy-bigendian/tokens.npy", {}),
         (hbmfs.DtypeError, "are no tokens", tmp_path / "text.npy", {}),
         (hbmfs.FormatError, "Fortran order", source / "npy-fortran/batch.npy", {}),

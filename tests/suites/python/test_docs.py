@@ -15,6 +15,7 @@ BLOCK = re.compile(r"^```(sh|python|text)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 def shape(output):
     """Lines of output without their numbers, units and spaces, which differ between machines and versions of Python. Like lines in a row are one."""
+    output = re.sub(r", [\d.]+ [kMG]?B/s, [\d.]+ M tokens/s", "", output)  # of what takes more than a second
     output = re.sub(r"/\S+/mount", "mount", output)
     lines = [re.sub(r"[\s-]+", " ", re.sub(r"[\d.,:-]*\d[\d.,:-]*( [kMG]?B)?", "#", line)).strip() for line in output.splitlines() if line.strip()]
     return [line for line, _ in itertools.groupby(lines)]

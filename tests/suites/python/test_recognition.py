@@ -9,6 +9,7 @@ import warnings
 import hbmfs
 import numpy as np
 import pytest
+import samples_folder
 import torch
 
 
@@ -132,3 +133,15 @@ def test_an_address_is_mounted_first(what):
             what(address)
     with pytest.raises(hbmfs.InvalidError, match="ftp://bucket/data is an address that hbmfs does not read"):
         what("ftp://bucket/data")
+
+
+def test_several_sets_of_a_directory(tmp_path):
+    """Shards of one directory whose fields differ are sets of their own, and none of them stands for all."""
+    views = tmp_path / ".hbmfs" / "views"
+    samples_folder.write(views / "fields", {"number": np.arange(5)})
+    samples_folder.write(views / "arrow" / "fields", {"number": np.arange(3), "other": np.arange(3)})
+    with pytest.raises(hbmfs.InvalidError, match=r"2 sets of samples \(\., arrow\): name one, as in '.*/\.hbmfs/views/fields'"):
+        hbmfs.SampleDataset(tmp_path)
+    for path, samples in ((views / "fields", 5), (tmp_path / "arrow", 3)):
+        with hbmfs.SampleDataset(path) as data:
+            assert len(data) == samples
