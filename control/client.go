@@ -242,7 +242,11 @@ func (c *Client) accept(ctx context.Context, a response, objects []Object, err e
 		if o.FD >= 0 {
 			files[i].File = os.NewFile(uintptr(a.fds[o.FD]), fmt.Sprintf("object %d", o.ID))
 		} else if o.Errno != 0 {
-			files[i].Err = fmt.Errorf("backing file %d: %w", o.ID, o.Errno)
+			advice := ""
+			if o.Errno == syscall.ESTALE {
+				advice = " (it changed at the source, and the log of the mount names it: mount the source again)"
+			}
+			files[i].Err = fmt.Errorf("backing file %d%s: %w", o.ID, advice, o.Errno)
 		}
 	}
 	return files, nil

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -210,6 +211,8 @@ func mountError(point string, err error) error {
 		return fmt.Errorf("mount %s: root may not mount here: a container needs CAP_SYS_ADMIN, or fusermount3 (apt install fuse3)", point)
 	case errors.Is(err, exec.ErrNotFound):
 		return fmt.Errorf("mount %s: fusermount3 is not installed, which ordinary users need: apt install fuse3", point)
+	case strings.Contains(err.Error(), "/dev/fuse: Permission denied"): // as fusermount3 says
+		return fmt.Errorf("mount %s: %w: have root give users the device, as udev does (chmod 666 /dev/fuse)", point, err)
 	}
 	return fmt.Errorf("mount %s: %w", point, err)
 }

@@ -71,7 +71,7 @@ func (c *Client) again(ctx context.Context, t *tries, err error) error {
 			err = errors.New(err.Error())
 		}
 		if patience < t.patience {
-			return fmt.Errorf("%w: %w: check its address, or wait for it (--wait)", ErrUnreachable, err)
+			return fmt.Errorf("%w: %w: check its address, or mount with a longer --wait, such as 10m, if it comes later", ErrUnreachable, err)
 		}
 		return fmt.Errorf("%w: %w", ErrUnreachable, err)
 	} else if waited >= soon || asked(err) > soon {

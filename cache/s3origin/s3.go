@@ -174,6 +174,8 @@ func (o *Bucket) explain(err error) error {
 	case isDenied(r) && o.rotation.renew(o.creds),
 		(r.Code == "InvalidAccessKeyId" || r.Code == "XAdminUserNotFound" || r.Code == "SignatureDoesNotMatch") && o.rotation.done.Load():
 		return fmt.Errorf("the credentials were replaced (%s)", said(r)) // or will be: these have worked
+	case isDenied(r) && o.lacksCredentials():
+		return fmt.Errorf("%w by the server (%s): no credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE", fs.ErrPermission, said(r))
 	case isDenied(r):
 		return fmt.Errorf("%w by the server (%s): check the credentials, and their right to s3:GetObject and s3:ListBucket", fs.ErrPermission, said(r))
 	case r.Code == "NoSuchBucket":
@@ -211,6 +213,12 @@ func (o *Bucket) explainRole(err credentials.ErrorResponse) error {
 	default: // it is busy, or a new token is on its way
 		return fmt.Errorf("the role %s cannot be taken now: %w", os.Getenv("AWS_ROLE_ARN"), err)
 	}
+}
+
+// lacksCredentials tells whether requests are not signed, though the source does not ask for that.
+func (o *Bucket) lacksCredentials() bool {
+	now, err := o.creds.GetWithContext(nil)
+	return err == nil && now.AccessKeyID == "" && !o.source.Anonymous
 }
 
 // isDenied tells whether an answer refuses the credentials.

@@ -2,8 +2,12 @@ package main
 
 import (
 	"bytes"
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/hbmfs/hbmfs/internal/csi/volume"
 )
 
 func TestCommandLinesThatAreWrong(t *testing.T) {
@@ -40,7 +44,13 @@ func TestHelpTeaches(t *testing.T) {
 	if code := run(t.Context(), []string{"--help"}, &out, &said); code != 0 {
 		t.Fatal(said.String())
 	}
-	for _, want := range []string{"source", "cacheSize", "roleArn", "AWS_SECRET_ACCESS_KEY", "host", "--endpoint"} {
+	_, err := volume.Parse(volume.Request{Attributes: map[string]string{"unknown": ""}})
+	_, attributes, found := strings.Cut(fmt.Sprint(err), ": there are ")
+	if !found {
+		t.Fatalf("an unknown attribute gives %v, which lists no known ones", err)
+	}
+	secrets := []string{"AWS_SECRET_ACCESS_KEY", "credentials.json", "AZURE_STORAGE_CONNECTION_STRING", "HF_TOKEN", ".dockerconfigjson"}
+	for _, want := range slices.Concat(strings.Split(attributes, ", "), secrets, []string{"host", "--endpoint"}) {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("the help does not name %s", want)
 		}

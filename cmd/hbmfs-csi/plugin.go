@@ -25,6 +25,14 @@ const (
 	holdSocket    = "hold.sock"    // copies of the descriptors of keepers
 )
 
+const secretsHelp = `Keys of the secret, by the source:
+
+  s3://           AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, and AWS_SESSION_TOKEN where there is one
+  gs://           credentials.json
+  az://           AZURE_STORAGE_CONNECTION_STRING
+  hf://           HF_TOKEN
+  oci://          .dockerconfigjson`
+
 type pluginCommand struct {
 	endpoint, nodeID, stateDir, driver, register, health, metrics string
 
@@ -55,7 +63,7 @@ A volume says what it shows in its attributes. Only source is needed, but for KV
   format, dtype   when the dataset is not recognized by itself
   cacheSize, cacheMinFree, cacheSegment           the node's cache, as in 2TiB; the first two of persistent volumes only
   connections, patience                           requests to the source at once; how long it may give nothing, as in 2m
-  readAhead, uid, gid, umask, showViews, logLevel flags of hbmfs mount by the same name
+  readAhead, uid, gid, umask, showViews, logLevel flags of hbmfs mount by the same name; so is frozen, for persistent volumes
   authentication  auto, anonymous, secret (access keys in a Kubernetes secret) or pod (the token of the pod's service account)
   roleArn, workloadIdentityProvider, googleServiceAccount, azureClientId, azureTenantId  what the token is exchanged for
 
@@ -72,7 +80,7 @@ A KV volume keeps blocks of engines' KV caches, in a directory of the node (belo
   memory          bytes of memory that they may take before, as in 32GiB (of hbmfs-csi host --kv-memory); none is no memory tier
   keepFor         how long the volume stays once no pod has it, with its memory, as in 10m, which is the default; 0 is not at all
 
-Keys of the secret: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, and AWS_SESSION_TOKEN where there is one; credentials.json; or HF_TOKEN.`,
+` + secretsHelp,
 		Example: `  hbmfs-csi host --allow-source /data &
   hbmfs-csi --endpoint unix:///var/lib/kubelet/plugins/csi.hbmfs.io/csi.sock --register /var/lib/kubelet/plugins_registry \
     --node-id $NODE_NAME`,

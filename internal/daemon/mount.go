@@ -151,7 +151,7 @@ func (m *Mount) clearDead(ctx context.Context, place *mountpoint.Location) error
 		}
 		return fmt.Errorf("%s is an hbmfs mount already, and %s: hbmfs umount --force %s takes it away", m.Point, onmount.Silence(place, daemon), m.Point)
 	case a.State != aside.Dead:
-		return fmt.Errorf("%s is an hbmfs mount already: hbmfs umount %s takes it away", m.Point, m.Point)
+		return fmt.Errorf("%s is an hbmfs mount already: hbmfs status %s shows its source, and hbmfs umount takes it away", m.Point, m.Point)
 	}
 	if err := mountpoint.Detach(m.Point); err != nil {
 		return fmt.Errorf("take the dead mount at %s away: %w", m.Point, err)

@@ -11,8 +11,10 @@ import (
 	"time"
 
 	"github.com/hbmfs/hbmfs/internal/mounts/mountpoint"
+	"github.com/hbmfs/hbmfs/internal/observe/status"
 	"github.com/hbmfs/hbmfs/internal/text/cli"
 	"github.com/hbmfs/hbmfs/internal/text/size"
+	"github.com/hbmfs/hbmfs/layout"
 )
 
 // Points are the mount points of hbmfs that this process sees. It asks no daemon.
@@ -81,16 +83,12 @@ func WriteStatus(w io.Writer, r *Row, columns int) error {
 			if set.Split != "" {
 				place += " [" + set.Split + "]"
 			}
-			dtype := set.DType.String()
-			if set.Guessed {
-				dtype += " (guessed)"
-			}
-			fmt.Fprintf(t, "  \t%s: %s %s, %s shards, %s tokens\n", cli.Printable(place), set.Format, dtype, size.Grouped(int64(set.Shards)), size.Grouped(set.Tokens))
+			fmt.Fprintf(t, "  \t%s: %s%s\n", cli.Printable(place), set.Format, contents(&set))
 		}
 		if s.Passthrough.On {
 			fmt.Fprintln(t, "  passthrough\ton")
 		}
-		writeStatus(t, r)
+		writeStatus(t, r, true)
 	}
 	if err := t.Flush(); err != nil {
 		return err
@@ -101,4 +99,22 @@ func WriteStatus(w io.Writer, r *Row, columns int) error {
 		}
 	}
 	return nil
+}
+
+// contents says how much a set has: of tokens, of samples, or of both.
+func contents(s *status.Set) (text string) {
+	if s.DType != layout.DTypeUnknown {
+		text = " " + s.DType.String()
+	}
+	if s.Guessed {
+		text += " (guessed)"
+	}
+	text += fmt.Sprintf(", %s shards", size.Grouped(int64(s.Shards)))
+	if s.Tokens >= 0 {
+		text += fmt.Sprintf(", %s tokens", size.Grouped(s.Tokens))
+	}
+	if s.Samples > 0 {
+		text += fmt.Sprintf(", %s samples", size.Grouped(s.Samples))
+	}
+	return text
 }

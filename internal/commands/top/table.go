@@ -104,12 +104,13 @@ func WriteDetails(w io.Writer, r *Row) error {
 		fmt.Fprintf(t, "  %s\t%s\n", r.State, cli.Printable(r.Error))
 	}
 	if r.Told != nil {
-		writeStatus(t, r)
+		writeStatus(t, r, false)
 	}
 	return t.Flush()
 }
 
-func writeStatus(t io.Writer, r *Row) {
+// writeStatus writes what a mount says of itself. The screen of top has no room for the bytes of all readers, which moved adds.
+func writeStatus(t io.Writer, r *Row, moved bool) {
 	s := r.Told
 	rate, second := Rates{}, r.Rates != nil // one sample has no rates
 	if second {
@@ -152,8 +153,8 @@ func writeStatus(t io.Writer, r *Row) {
 	if len(s.Control.Clients) > 0 {
 		fmt.Fprintf(t, "  readers\t%d connected, with %d files of the source\n", s.Control.Readers, s.Control.Leases)
 	}
-	if !second {
-		writeFields(t, s.Control.Clients)
+	if moved {
+		writeMoved(t, s.Control.Clients)
 	}
 	for i, c := range rate.Readers {
 		if i == topReaders {
@@ -180,17 +181,23 @@ func writeHolder(t io.Writer, h *status.Handover) {
 	}
 }
 
-// writeFields writes how many bytes of samples readers have moved, by field and path.
-func writeFields(t io.Writer, clients []status.Client) {
-	left := topReaders
+// writeMoved writes how many bytes readers have moved by which path and why, and those of fields of samples.
+func writeMoved(t io.Writer, clients []status.Client) {
+	var lines []string
 	for _, c := range clients {
-		for _, f := range c.Fields {
-			if left--; left < 0 {
-				fmt.Fprintln(t, "  \t... and more fields (--json has all)")
-				return
-			}
-			fmt.Fprintf(t, "  \t%s: %s %s of field %s\n", cli.Printable(c.Name), size.Decimal(f.Bytes), cli.Printable(f.Path), cli.Printable(f.Field))
+		for _, p := range c.Choices {
+			lines = append(lines, fmt.Sprintf("%s: %s %s%s", cli.Printable(c.Name), size.Decimal(p.Bytes), cli.Printable(p.Path), reasonText(p.Reason)))
 		}
+		for _, f := range c.Fields {
+			lines = append(lines, fmt.Sprintf("%s: %s %s of field %s", cli.Printable(c.Name), size.Decimal(f.Bytes), cli.Printable(f.Path), cli.Printable(f.Field)))
+		}
+	}
+	for i, line := range lines {
+		if i == topReaders {
+			fmt.Fprintf(t, "  \t... and %d more (--json has all)\n", len(lines)-i)
+			return
+		}
+		fmt.Fprintf(t, "  \t%s\n", line)
 	}
 }
 

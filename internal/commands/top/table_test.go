@@ -13,6 +13,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/internal/observe/status"
 	"github.com/hbmfs/hbmfs/internal/sys/aside"
+	"github.com/hbmfs/hbmfs/layout"
 )
 
 // topInstant is when the samples of these tests were taken.
@@ -260,5 +261,19 @@ func TestStatusFitsTheTerminal(t *testing.T) {
 	}
 	if one, other := strings.Join(strings.Fields(wide.String()), " "), strings.Join(strings.Fields(narrow.String()), " "); one != other {
 		t.Errorf("in 80 columns the status has other words: %q, not %q", other, one)
+	}
+}
+
+func TestStatusSaysHowMuchMovedByWhichPath(t *testing.T) {
+	r := Rows([]Sample{sampleOf("/mnt/pile", 1)}, nil)[0]
+	r.Told.Sets = []status.Set{{Format: "webdataset", Shards: 3, Tokens: -1, Samples: 150}, {Format: "npy", Dir: "npy", DType: layout.U16, Shards: 4, Tokens: 400_000, Samples: -1}}
+	var b strings.Builder
+	if err := WriteStatus(&b, &r, 0); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{": 20.0 GB mapped (the pages are in memory)\n", ": 1.0 kB host\n", ".: webdataset, 3 shards, 150 samples\n", "npy: npy u16, 4 shards, 400,000 tokens\n"} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("the status lacks %q:\n%s", want, b.String())
+		}
 	}
 }

@@ -71,6 +71,8 @@ func unmount(point string, flags int) error {
 		return fmt.Errorf("unmount %s: fusermount3 is not installed, which ordinary users need: apt install fuse3", point)
 	case err != nil && strings.Contains(string(out), "busy"): // its exit code is 1 for everything
 		return fmt.Errorf("unmount %s: %w", point, unix.EBUSY)
+	case err != nil && strings.Contains(string(out), "not found in /etc/mtab"): // as fusermount3 says of the mounts of others
+		return fmt.Errorf("unmount %s: another user mounted it: have that user or root do it", point)
 	case err != nil:
 		return fmt.Errorf("unmount %s: %s", point, strings.TrimSpace(string(out)))
 	}

@@ -40,7 +40,7 @@ type Hub struct {
 	Answer   func(w http.ResponseWriter, r *http.Request) bool // answers a request in place of the Hub or its storage
 }
 
-// Request is one that was answered.
+// Request is one that came.
 type Request struct {
 	Storage bool // else the Hub's own
 	Method  string
@@ -48,7 +48,6 @@ type Request struct {
 	Query   string
 	Token   string // of its Authorization
 	Header  http.Header
-	Status  int
 }
 
 // Repo is a repository, and each of its commits.
@@ -109,7 +108,7 @@ func (h *Hub) Set(change func()) {
 	change()
 }
 
-// Requests are those that were answered until now.
+// Requests are those that came until now.
 func (h *Hub) Requests() []Request {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -145,32 +144,16 @@ func (r *Repo) Commit(files map[string][]byte) string {
 // Branch points a ref at a commit.
 func (r *Repo) Branch(ref, commit string) { r.hub.Set(func() { r.refs[ref] = commit }) }
 
-// answered notes the status.
-type answered struct {
-	http.ResponseWriter
-	status int
-}
-
-func (a *answered) WriteHeader(status int) {
-	a.status = status
-	a.ResponseWriter.WriteHeader(status)
-}
-
-// Unwrap serves [http.ResponseController].
-func (a *answered) Unwrap() http.ResponseWriter { return a.ResponseWriter }
-
+// recorded notes a request before it is answered. So a test that has the answer finds the request.
 func (h *Hub) recorded(storage bool, serve http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		a := &answered{w, http.StatusOK}
-		defer func() {
-			h.Set(func() {
-				h.requests = append(h.requests, Request{storage, r.Method, r.URL.EscapedPath(), r.URL.RawQuery, strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer "), r.Header.Clone(), a.status})
-			})
-		}()
 		var answer func(http.ResponseWriter, *http.Request) bool
-		h.Set(func() { answer = h.Answer })
-		if answer == nil || !answer(a, r) {
-			serve(a, r)
+		h.Set(func() {
+			h.requests = append(h.requests, Request{storage, r.Method, r.URL.EscapedPath(), r.URL.RawQuery, strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer "), r.Header.Clone()})
+			answer = h.Answer
+		})
+		if answer == nil || !answer(w, r) {
+			serve(w, r)
 		}
 	}
 }

@@ -221,8 +221,8 @@ func TestAReplacedFileIsStale(t *testing.T) {
 	f, c := open(t, m.Path("a")), dial(t, m)
 	must(t, os.WriteFile(filepath.Join(source, "b"), []byte("two"), 0o644))
 	must(t, os.Rename(filepath.Join(source, "b"), filepath.Join(source, "a")))
-	if _, _, err := readByExtents(t, c, f, 0, 3); !errors.Is(err, syscall.ESTALE) {
-		t.Errorf("by extents: %v, want ESTALE", err)
+	if _, _, err := readByExtents(t, c, f, 0, 3); !errors.Is(err, syscall.ESTALE) || !strings.Contains(err.Error(), "mount the source again") {
+		t.Errorf("by extents: %v, want ESTALE and a remedy", err)
 	}
 	for f, err := range c.Lookup(limited(t), []string{"a"}) {
 		must(t, err)

@@ -48,9 +48,9 @@ func TestDarkSource(t *testing.T) {
 			}, nil)
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
-			args := append([]string{"mount", "-f", "--patience", "2s", l.Source(), suite.NewDir(t)}, c.flags...)
+			args := append([]string{"mount", "-f", "--patience", "6s", l.Source(), suite.NewDir(t)}, c.flags...)
 			if c.flags == nil {
-				args = []string{"inspect", "--patience", "2s", l.Source()}
+				args = []string{"inspect", "--patience", "6s", l.Source()}
 			}
 			cmd := suite.Command(ctx, args...)
 			cmd.Env = append(os.Environ(), "GOMAXPROCS=2") // of which the number of objects that are read at once follows

@@ -64,6 +64,23 @@ func TestOrdinaryUser(t *testing.T) {
 	}
 }
 
+// The mount of another user is no mystery: the errors say whose help is needed. Neither is a device that users may not open.
+func TestOrdinaryUserWithoutRights(t *testing.T) {
+	blackbox.NeedRoot(t)
+	if _, err := exec.LookPath("fusermount3"); err != nil {
+		t.Skip("needs fusermount3")
+	}
+	source := suite.NewDir(t)
+	mounttest.WriteFiles(t, source, map[string]string{"a": "a"})
+	m := mount(t, source)
+	if r := suite.RunAsNobody(t, "umount", m.Point); r.Code == 0 || !strings.Contains(r.Stderr, "another user mounted it") {
+		t.Errorf("nobody unmounts a mount of root: exit code %d: %s", r.Code, r.Stderr)
+	}
+	if r := suite.RunAsNobody(t, "status", m.Point); r.Code == 0 || !strings.Contains(r.Stdout+r.Stderr, "--allow-other, and if the permissions of its source let them") {
+		t.Errorf("nobody looks at a mount of root: exit code %d: %s%s", r.Code, r.Stdout, r.Stderr)
+	}
+}
+
 // A reader of the same user passes by FUSE. The socket is bound by a helper, whose namespace must not keep the mount.
 func TestOrdinaryUserPassesByFUSE(t *testing.T) {
 	blackbox.NeedRoot(t)

@@ -119,7 +119,7 @@ func TestS3Refusals(t *testing.T) {
 	}{
 		"wrong secret":   {bucket, map[string]string{"AWS_SECRET_ACCESS_KEY": "wrong"}, fs.ErrPermission, []string{"SignatureDoesNotMatch", "check the credentials"}},
 		"unknown key":    {bucket, map[string]string{"AWS_ACCESS_KEY_ID": "nobody"}, fs.ErrPermission, []string{"check the credentials"}},
-		"no credentials": {bucket, map[string]string{"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, fs.ErrPermission, []string{"AccessDenied", "check the credentials"}},
+		"no credentials": {bucket, map[string]string{"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, fs.ErrPermission, []string{"AccessDenied", "no credentials were found"}},
 		"missing bucket": {"no-such-bucket", nil, fs.ErrNotExist, []string{`there is no bucket "no-such-bucket"`}},
 		"missing prefix": {bucket + "/nothing/here", nil, fs.ErrNotExist, []string{"no object is there"}},
 	} {
