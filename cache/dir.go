@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/hbmfs/hbmfs/internal/sys/pause"
+	"github.com/hbmfs/hbmfs/internal/text/address"
 	"github.com/hbmfs/hbmfs/layout"
 )
 
@@ -49,7 +50,9 @@ func OpenDir(source string, maxOpen int) (*Dir, error) {
 		return nil, err
 	}
 	info, err := os.Stat(abs)
-	if err != nil {
+	if meant := address.Meant(source); err != nil && meant != "" {
+		return nil, fmt.Errorf("open the source: %w: an address has two slashes, as in %s", err, meant)
+	} else if err != nil {
 		return nil, fmt.Errorf("open the source: %w", err)
 	}
 	d := &Dir{path: abs}

@@ -118,13 +118,14 @@ func TestWatchFindsChanges(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir, s, _ := watchedDir(t, how.queue, how.every, names...)
 			for kind, change := range changesOf(t) {
-				of, before := names[kind], Monotonic()
+				of := names[kind]
 				if err := change(filepath.Join(dir, of)); err != nil {
 					t.Fatal(err)
 				}
+				done := Monotonic() // a turn may end before the change begins
 				within(t, of+" is told", func() bool { return s.of(of) != 0 })
-				if s.of(of) != kind || s.since[of] > before {
-					t.Errorf("%s is told as %d since %d, want %d since %d at the latest", of, s.of(of), s.since[of], kind, before)
+				if s.of(of) != kind || s.since[of] > done {
+					t.Errorf("%s is told as %d since %d, want %d since %d at the latest", of, s.of(of), s.since[of], kind, done)
 				}
 			}
 			if err := os.Chmod(filepath.Join(dir, "whole"), 0o644); err != nil {

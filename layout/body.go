@@ -40,6 +40,16 @@ type Run struct {
 	Count   int64
 }
 
+// decoded says whether bytes of the body are decoded ones, which lie in no file.
+func (b *Body) decoded() bool {
+	for _, r := range b.from(0) {
+		if r.Object.Synthesized() {
+			return true
+		}
+	}
+	return false
+}
+
 // Size returns the bytes of the body.
 func (b *Body) Size() int64 { return b.size }
 

@@ -12,8 +12,8 @@ import (
 // nothing.
 const maxHeaders = 256 << 20
 
-// maxPlaces bounds the places of row groups that a volume keeps, one for each column that is shown: 48 bytes each. Every row group of a file takes
-// 8 bytes beside them.
+// maxPlaces bounds the places of row groups that a volume keeps, one for each column that is decoded: 48 bytes each. Beside them each such column of a file
+// takes about 1 kB, and every row group 8 bytes.
 const maxPlaces = 1 << 24
 
 // places counts those that are kept.

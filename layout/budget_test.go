@@ -117,6 +117,15 @@ func TestRowGroupsShareABudget(t *testing.T) {
 		if fits := room == columns; (err == nil) != fits || fits && len(fields) < columns/2 || !fits && !strings.Contains(err.Error(), "write larger row groups") {
 			t.Errorf("room for %d: %d fields, %v", room, len(fields), err)
 		}
+		ragged := int64(0)
+		for _, f := range fields {
+			if f.Kind == "ragged" {
+				ragged++
+			}
+		}
+		if kept := v.places.kept.Load() - maxPlaces + room; err == nil && kept != 2*ragged { // of others the runs in the files are enough
+			t.Errorf("%d places are kept, for %d columns of values of different length", kept, ragged)
+		}
 		if err != nil && v.places.kept.Load() != maxPlaces-room {
 			t.Errorf("%d places stay taken", v.places.kept.Load()-maxPlaces+room)
 		}

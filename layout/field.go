@@ -130,18 +130,18 @@ func (s *Set) samplesOf(ctx context.Context) (*fieldsOf, error) {
 	return all, nil
 }
 
-// leaveFields forgets the fields of the shards. Those that the set does not show give their parts of the volume's budget back.
+// leaveFields forgets the fields of the shards. Parts that no field of the set needs any more give their places of the volume's budget back.
 func (s *Set) leaveFields(of []*field) {
-	shown := map[string]bool{}
+	needed := map[string]bool{}
 	for _, f := range of {
-		shown[f.name] = f.missing == ""
+		needed[f.name] = f.missing == "" && (f.ragged || len(f.checks) > 0 || f.values.decoded())
 	}
 	for _, h := range s.Shards {
 		if h.fields == nil {
 			continue
 		}
 		for _, f := range h.fields.fields {
-			if f.leave != nil && !shown[f.name] {
+			if f.leave != nil && !needed[f.name] {
 				f.leave()
 			}
 		}
@@ -168,7 +168,10 @@ func (s *Set) joinFields() (*fieldsOf, error) {
 				parts[f.name] = make([]*field, len(s.Shards))
 				all.fields = append(all.fields, &field{name: f.name})
 			}
-			if parts[f.name][i] != nil {
+			if former := parts[f.name][i]; former != nil {
+				if former.leave != nil {
+					former.leave()
+				}
 				f.missing, f.nulls = "several fields have its name", false
 			}
 			parts[f.name][i] = f

@@ -8,6 +8,9 @@ import (
 
 // findFields finds the values of all columns, a piece for each record batch. The offsets of the rows stay in the file.
 func (s *arrowStream) findFields(ctx context.Context, schema *arrowSchema, left *atomic.Int64) (*fieldsOf, error) {
+	if len(schema.columns) > maxFields {
+		return nil, absent("the samples of %s have more than %d fields", s.object.Name, maxFields)
+	}
 	out := &fieldsOf{}
 	indexes := make([]arrowIndex, len(schema.columns))
 	room := arrowRoom{left: left}

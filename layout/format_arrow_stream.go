@@ -36,6 +36,8 @@ type arrowBatch struct {
 	body   int64 // in the file
 	length int64 // of the body
 	first  int64 // row of the file, set for fields
+
+	unread *int64 // bytes of the body that offsets of arrays may still be: buffers of different columns share none
 }
 
 // walk calls each for every record batch. Bodies are not read.
@@ -79,7 +81,7 @@ func (s *arrowStream) message(r *windowReader, length int64, each func(b arrowBa
 		return corruptf(o, at, "the message has a body of %d bytes, %d follow", body, o.Size-r.off)
 	}
 	if kind == arrowBatchMessage {
-		if err := each(arrowBatch{f: f, table: table, at: at, body: r.off, length: body}); err != nil {
+		if err := each(arrowBatch{f: f, table: table, at: at, body: r.off, length: body, unread: new(body)}); err != nil {
 			return err
 		}
 	}
@@ -184,13 +186,12 @@ func (s *arrowStream) piece(ctx context.Context, b arrowBatch, rows int64, c *ar
 	return p, nil
 }
 
-// regular checks that the rows of a batch, and the lists of an array, have as many items as the shape says. It does not look at each list below
-// those of the rows.
+// regular checks that the rows of a batch, and the lists of an array, have as many items as the shape says.
 func (s *arrowStream) regular(ctx context.Context, b arrowBatch, rows, held int64, c *arrowColumn) error {
 	nodes, buffers := b.table.vector(1, 16), b.table.vector(2, 16)
 	for k, width := range c.lists {
 		n, _ := nodes.pair(c.node + int64(k))
-		want, ok := multiply(n, c.shape[k])
+		_, ok := multiply(n, c.shape[k])
 		at, length := buffers.pair(c.buffer + 1 + 2*int64(k))
 		if b.f.err != nil || n < 0 || !ok || !b.holds(at, length) || n > 0 && n > length/int64(width)-1 {
 			return corruptf(s.object, b.at, "%d lists of %d items of column %q have offsets in %d bytes at %d (%v)", n, c.shape[k], c.name, length, at, b.f.err)
@@ -198,18 +199,11 @@ func (s *arrowStream) regular(ctx context.Context, b arrowBatch, rows, held int6
 		if n == 0 {
 			continue // the offsets may be left out
 		}
-		if k == 0 {
-			if err := s.evenRows(ctx, b, b.body+at, n, c); err != nil {
-				return err
-			}
-			continue
+		if *b.unread -= (n + 1) * int64(width); *b.unread < 0 {
+			return corruptf(s.object, b.at, "columns share the offsets of their lists")
 		}
-		for _, edge := range []struct{ list, want int64 }{{0, 0}, {n, want}} {
-			if item, err := s.offset(ctx, b.body+at+edge.list*int64(width), int64(width)); err != nil {
-				return err
-			} else if item != edge.want {
-				return c.irregular("those of rows %d to %d of %s", b.first, b.first+rows-1, s.object.Name)
-			}
+		if err := s.even(ctx, b, b.body+at, n, c, k); err != nil {
+			return err
 		}
 	}
 	if want, ok := multiply(rows, c.elements()); !ok || want != held {
@@ -221,19 +215,27 @@ func (s *arrowStream) regular(ctx context.Context, b arrowBatch, rows, held int6
 	return nil
 }
 
-// evenRows checks the offsets of the rows of a batch.
-func (s *arrowStream) evenRows(ctx context.Context, b arrowBatch, at, rows int64, c *arrowColumn) error {
+// even checks the offsets of all lists of a batch that are nested so deep: depth 0 are the rows.
+func (s *arrowStream) even(ctx context.Context, b arrowBatch, at, lists int64, c *arrowColumn, depth int) error {
 	const block = 16 << 10
-	width := int64(c.lists[0])
-	for row := int64(0); row <= rows; row += block {
-		n := min(block, rows+1-row)
-		raw, err := readFull(ctx, s.object, at+row*width, n*width)
+	width := int64(c.lists[depth])
+	for list := int64(0); list <= lists; list += block {
+		n := min(block, lists+1-list)
+		raw, err := readFull(ctx, s.object, at+list*width, n*width)
 		if err != nil {
 			return err
 		}
 		for i := range n {
-			if arrowOffsetOf(raw[i*width:(i+1)*width]) != (row+i)*c.shape[0] {
-				return c.irregular("that of row %d of %s", b.first+max(row+i-1, 0), s.object.Name)
+			switch item := arrowOffsetOf(raw[i*width : (i+1)*width]); {
+			case item == (list+i)*c.shape[depth]:
+			case list+i == 0:
+				return absent("the lists of column %q do not begin at item 0 of a batch of %s: write the file anew", c.name, s.object.Name)
+			default:
+				row := list + i - 1
+				for _, lists := range c.shape[:depth] {
+					row /= lists
+				}
+				return c.irregular("that of row %d of %s", b.first+row, s.object.Name)
 			}
 		}
 	}

@@ -384,10 +384,8 @@ func (h *Shard) Bytes() int64 {
 func (s *Set) Alignment() int64 {
 	least := int64(0)
 	for _, h := range s.Shards {
-		for _, r := range h.Data.from(0) {
-			if r.Object.Synthesized() {
-				return 0
-			}
+		if h.Data.decoded() {
+			return 0
 		}
 		if a := h.Data.Alignment(); h.Data.Size() > 0 && (least == 0 || a < least) {
 			least = a

@@ -77,6 +77,7 @@ func TestInspectMistakes(t *testing.T) {
 		{[]string{"--dtype", "u7", dir}, exitUsage, "u7"},
 		{[]string{"s3://bucket/pile?endpoint=nowhere"}, exitUsage, "or http://HOST:PORT"},
 		{[]string{filepath.Join(dir, "absent")}, exitFailed, "no such file"},
+		{[]string{"s3:/bucket/pile"}, exitFailed, "an address has two slashes, as in s3://bucket/pile"},
 		{[]string{"--format", "npy", dir}, exitFailed, "no npy dataset is here: hbmfs inspect without --format names the formats"},
 	} {
 		code, _, stderr := said(append([]string{"inspect"}, c.args...)...)

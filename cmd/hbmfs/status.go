@@ -29,8 +29,8 @@ func newStatusCommand() *cobra.Command {
 		Long: `Show the source of each MOUNT, its sets and views, how its bytes are read, and its problems. MOUNT is a mount point, or a
 path in a mount. Without MOUNT all mounts of this machine are shown.
 
-A mount is degraded where reads have failed with ESTALE or EIO, or where its cache does not work. The exit code is 3 for such a
-mount, and for one whose daemon is gone, stopped or stuck. --json prints
+A mount is degraded where reads have failed with ESTALE or EIO, or where its cache does not work. So it is where files that readers
+past FUSE have were changed at the source. The exit code is 3 for such a mount, and for one whose daemon is gone, stopped or stuck. --json prints
 .hbmfs/status of the mount. hbmfs top shows rates.`,
 		Example: "  hbmfs status /mnt/pile\n  hbmfs status --json /mnt/pile | jq '.mounts[].status.notes'",
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -190,6 +190,13 @@ func (c *changes) from(first uint64, most int) (list []cache.Change, more bool) 
 	return list, more
 }
 
+// count gives the length of the list.
+func (c *changes) count() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.list)
+}
+
 // tellChanges logs changes.
 func (s *Server) tellChanges(list []cache.Change) {
 	first := list[0]

@@ -145,7 +145,7 @@ func (s *Server) Serve(ctx context.Context, settled func()) {
 	close(s.settled)
 	if err != nil {
 		s.disable(err.Error())
-		s.opt.Life.Drop(keptControl) // of a mount that was taken away meanwhile: it would keep the filesystem
+		s.opt.Life.LetGo(keptControl) // of a mount that was taken away meanwhile: it would keep the filesystem
 		if ctx.Err() == nil {
 			s.opt.Log.Warn("there is no control socket: readers cannot pass by FUSE", "reason", err)
 		}
@@ -161,7 +161,7 @@ func (s *Server) Serve(ctx context.Context, settled func()) {
 	})
 	s.accept(inTree, s.listener)
 	s.disable("the mount was taken out of the tree")
-	s.opt.Life.Drop(keptControl) // it would keep the filesystem
+	s.opt.Life.LetGo(keptControl) // it would keep the filesystem
 }
 
 // EndFile ends the plans of a file that nobody has open any more.

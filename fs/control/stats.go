@@ -208,7 +208,7 @@ func (u *usage) status(name string) status.Client {
 
 // Status is the control channel in the status.
 func (s *Server) Status() status.Control {
-	all := status.Control{Leases: s.leases.Booked(), Connections: int(s.sessions.Booked()), Refused: s.refused.Load(), PrefetchedBytes: s.prefetch.bytes.Load(), Clients: []status.Client{}}
+	all := status.Control{Leases: s.leases.Booked(), Connections: int(s.sessions.Booked()), Refused: s.refused.Load(), PrefetchedBytes: s.prefetch.bytes.Load(), Changed: s.changes.count(), Clients: []status.Client{}}
 	all.Tickets, all.Issued = s.tickets.counts()
 	if err := s.opt.Mount.ReadOnly(); err != nil {
 		all.WhyNot = err.Error()

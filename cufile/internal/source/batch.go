@@ -131,9 +131,15 @@ func (o *Opener) openBatch(ctx context.Context, root string, list []int, paths [
 
 // listen asks the daemon for its notices of changes.
 func (b *batch) listen(ctx context.Context) {
-	if m, err := b.opener.mount(ctx, b.root, b.client.Epoch()); err == nil {
-		b.mount, b.notices = m, m.listen(ctx, b.root)
+	m, err := b.opener.mount(ctx, b.root, b.client.Epoch())
+	if err != nil {
+		return
 	}
+	if b.notices = m.listen(ctx, b.root); b.notices == nil {
+		_ = m.release() // nothing was asked
+		return
+	}
+	b.mount = m
 }
 
 // file makes a File of a lookup's answer; nil where a lookup does not tell all.

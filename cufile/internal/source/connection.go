@@ -88,6 +88,9 @@ func (m *mount) connect(ctx context.Context, path string) (*control.Client, erro
 		fresh, err = control.DialReader(ctx, path, m.opener.client, m.opener.number)
 	}
 	if err != nil {
+		if c := m.client(); c != nil && !c.Gone() { // another user was faster, and had perhaps the last place
+			return c, nil
+		}
 		return nil, err
 	}
 	if fresh.Epoch() != m.epoch {

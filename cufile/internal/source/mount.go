@@ -260,10 +260,10 @@ func (m *mountedFile) reconnect(ctx context.Context) bool {
 	return err == nil
 }
 
-// Open implements [Lender]. It asks again where a daemon goes while it answers.
+// Open implements [Lender]. It asks again where a daemon goes while it answers, and where others have closed its connection.
 func (m *mountedFile) Open(ctx context.Context, files []*Backing) (ahead []*Backing, err error) {
 	for range restarts {
-		if err = m.open(ctx, files); !errors.Is(err, control.ErrStale) || !m.reconnect(ctx) {
+		if err = m.open(ctx, files); !errors.Is(err, control.ErrStale) && !errors.Is(err, os.ErrClosed) || !m.reconnect(ctx) {
 			break
 		}
 		files = slices.DeleteFunc(slices.Clone(files), func(b *Backing) bool { return b.FD >= 0 })

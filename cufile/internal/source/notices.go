@@ -171,6 +171,7 @@ func (n *notices) remove(files []*Backing) {
 // look says whether there is something new. It asks nobody.
 func (n *notices) look() bool {
 	p := n.page.Load()
+	defer runtime.KeepAlive(p)
 	if beat := p.counter.Looked.Load(); beat != n.beat.Load() {
 		n.beat.Store(beat)
 		n.changed.Store(int64(time.Since(n.began)))

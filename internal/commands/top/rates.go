@@ -82,7 +82,7 @@ func Rows(samples []Sample, before []Row) []Row {
 	return rows
 }
 
-// Degraded is the state of a mount that answers, while reads of it have failed or its cache has.
+// Degraded is the state of a mount that answers, while reads of it have failed, its files have changed, or its cache does not work.
 const Degraded aside.State = "degraded"
 
 // degraded says why a mount is, and nothing where it is well. Other errors than these come from requests of programs: for a missing file, or
@@ -92,6 +92,8 @@ func degraded(s *status.Status) string {
 	switch {
 	case s.Cache != nil && s.Cache.Sick:
 		return "the cache does not work: " + s.Cache.Why
+	case s.Control.Changed > 0:
+		return fmt.Sprintf("files of the source have changed under the mount (%d so far, and the log names the first): mount it again", s.Control.Changed)
 	case stale > 0:
 		return fmt.Sprintf("reads failed with ESTALE (%d so far): a file of the source changed under the mount, so mount it again", stale)
 	case failed > 0:

@@ -21,7 +21,7 @@
 //
 //	daemon → holder
 //	FDSTORE=1 FDNAME=x     (descriptor) keep it; an older one of that name goes
-//	FDSTOREREMOVE=1 FDNAME=x
+//	FDSTOREREMOVE=1 FDNAME=x; with LETGO=1 no daemon that waits for its turn may have it any longer
 //	START=argv             (descriptor: the program) how the next daemon is started; a JSON array of words in base64; with SPARE=1 one
 //	                       is started at once, and waits for its turn
 //	PREPARED=1             it has read the state, can adopt it, and waits

@@ -110,8 +110,13 @@ func notify(name string, m message) error {
 	return send(socket, m)
 }
 
-// Drop has the holder forget a file.
-func (l *Life) Drop(name string) {
+// Drop has the holder forget a file. A daemon that waits for its turn has it until another one is prepared.
+func (l *Life) Drop(name string) { l.drop(name) }
+
+// LetGo is Drop of what nobody else may have any longer: the holder ends the daemons that wait for their turn, and starts others later.
+func (l *Life) LetGo(name string) { l.drop(name, "LETGO=1") }
+
+func (l *Life) drop(name string, more ...string) {
 	if l == nil {
 		return
 	}
@@ -121,5 +126,5 @@ func (l *Life) Drop(name string) {
 		_ = unix.Close(fd) // a copy
 		delete(l.kept, name)
 	}
-	_ = l.tell(say("FDSTOREREMOVE=1", "FDNAME="+name)) // a holder that is gone has forgotten it
+	_ = l.tell(say(append(more, "FDSTOREREMOVE=1", "FDNAME="+name)...)) // a holder that is gone has forgotten it
 }

@@ -57,6 +57,40 @@ func TestTheNextDaemonHasASpareAtOnce(t *testing.T) {
 	}
 }
 
+// What the filesystem cannot end beside ends the daemons that wait for their turn, too. A new one has to start on busy CPUs, and waits while the mount may end.
+func TestSparesLetGoAtOnce(t *testing.T) {
+	k := keeperOf(t)
+	first, err := k.start(k.program, true, k.now, -1)
+	must(t, err)
+	second, err := k.start(k.program, true, k.now, -1)
+	must(t, err)
+	k.spare.daemon, k.spare.stale = second, first
+	ours, theirs, err := pair()
+	must(t, err)
+	l := &Life{kept: map[string]int{}, socket: theirs}
+	l.LetGo("control")
+	k.now.socket = ours
+	k.hear(k.now)
+	if k.spare.daemon != nil || k.spare.stale != nil {
+		t.Errorf("there are %+v", k.spare)
+	}
+	for _, d := range []*daemon{first, second} {
+		if unix.Kill(d.pid, 0) == nil {
+			t.Errorf("process %d runs", d.pid)
+		}
+	}
+	if time.Until(k.spare.due) < sparePause/2 {
+		t.Errorf("another one starts in %v", time.Until(k.spare.due))
+	}
+	l.Drop("table") // starts another one at once
+	k.hear(k.now)
+	if time.Until(k.spare.due) > spareDelay {
+		t.Errorf("after a change another one starts in %v", time.Until(k.spare.due))
+	}
+	k.now.socket = -1
+	_, _ = unix.Close(ours), unix.Close(theirs) // nothing is in them
+}
+
 // A spare that does not know a change holds the mount until the one that replaces it is prepared.
 func TestAStaleSpareStaysUntilAnotherIsPrepared(t *testing.T) {
 	k := keeperOf(t)

@@ -107,6 +107,7 @@ func (k *keeper) drop(d *daemon) {
 	}
 	if d.pidfd >= 0 {
 		_ = unix.PidfdSendSignal(d.pidfd, unix.SIGKILL, nil, 0) // it may have died
+		hasten(d.pid)
 		if ends(d.pidfd) {
 			_ = d.child.Wait()
 		}

@@ -67,6 +67,7 @@ func (s *Control) addTo(p *promtext.Page) {
 	p.Counter("hbmfs_control_tickets_total", "Tickets issued.").Add(s.Issued)
 	p.Counter("hbmfs_control_refused_total", "Requests and connections on the control socket that were refused.").Add(s.Refused + s.TurnedAway)
 	p.Counter("hbmfs_control_prefetched_bytes_total", "Bytes that readers had the daemon fetch ahead.").Add(s.PrefetchedBytes)
+	p.Gauge("hbmfs_control_changed_objects", "Files of readers past FUSE that have changed at the source.").Add(s.Changed)
 	connections := p.Gauge("hbmfs_client_connections", "Connections of the readers of one name.")
 	bytes := p.Counter("hbmfs_client_bytes_total", "Bytes that readers moved past FUSE, as they reported.")
 	reads := p.Counter("hbmfs_client_reads_total", "Reads of readers past FUSE, as they reported.")

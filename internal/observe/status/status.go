@@ -137,6 +137,7 @@ type Control struct {
 	Tickets         int      `json:"tickets"`
 	Issued          int64    `json:"tickets_issued"`
 	PrefetchedBytes int64    `json:"prefetched_bytes"`
+	Changed         int      `json:"changed_objects"` // files of readers past FUSE that have changed at the source
 	Clients         []Client `json:"clients"`
 }
 

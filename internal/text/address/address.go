@@ -117,6 +117,17 @@ func IsRemote(source string) bool {
 	return found && scheme != "" && !strings.ContainsAny(scheme, "/.")
 }
 
+// Meant is the address that lost a slash in a path, as Python's pathlib and shells' completion leave it: of "s3:/bucket", or a path that ends so, it is
+// "s3://bucket". It is "" where there is none.
+func Meant(path string) string {
+	before, rest, found := strings.Cut(path, ":/")
+	name := before[strings.LastIndexByte(before, '/')+1:]
+	if meant := name + "://" + rest; found && !strings.HasPrefix(rest, "/") && Of(meant).Names != nil {
+		return meant
+	}
+	return ""
+}
+
 // Forms lists how addresses are written, the last after a conjunction such as "or".
 func Forms(conjunction string) string {
 	var forms []string

@@ -23,6 +23,16 @@ func TestSources(t *testing.T) {
 }
 
 // TestPythonKnowsTheSchemes compares the list in the Python package, which tells its users what a mount reads.
+func TestAddressesThatLostASlash(t *testing.T) {
+	for path, want := range map[string]string{
+		"s3:/bucket/pile": "s3://bucket/pile", "/data/hf:/org/name": "hf://org/name", "s3://bucket": "", "/data/s3": "", "/data/of:/others": "", ":/": "",
+	} {
+		if got := Meant(path); got != want {
+			t.Errorf("%s means %q, want %q", path, got, want)
+		}
+	}
+}
+
 func TestPythonKnowsTheSchemes(t *testing.T) {
 	text, err := os.ReadFile("../../../python/hbmfs/_lib/_address.py")
 	if err != nil {

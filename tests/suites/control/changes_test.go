@@ -82,4 +82,7 @@ func TestWhoLearnsOfChanges(t *testing.T) {
 			t.Errorf("an ordinary user: %v: %s, want %q", ordinary, got, want)
 		}
 	}
+	if r := suite.Run(t, "status", m.Path()); r.Code != 3 || !strings.Contains(r.Stdout, "files of the source have changed under the mount (3 so far") {
+		t.Errorf("status says nothing of it: exit code %d:\n%s%s", r.Code, r.Stdout, r.Stderr)
+	}
 }

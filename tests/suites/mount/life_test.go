@@ -82,6 +82,18 @@ func TestUnmountOfADeadMount(t *testing.T) {
 	}
 }
 
+// Of several mounts each is tried, though one before it failed.
+func TestUnmountOfSeveral(t *testing.T) {
+	a, b, none := mount(t, mounttest.Golden(t, "nanogpt")), mount(t, mounttest.Golden(t, "nanogpt")), suite.NewDir(t)
+	r := run(t, "umount", none, a.Point, filepath.Join(none, "missing"), b.Point)
+	lines := strings.Split(strings.TrimSpace(r.Stderr), "\n")
+	if r.Code != 1 || len(lines) != 2 || !strings.Contains(lines[0], "nothing of hbmfs is mounted at "+none) || !strings.Contains(lines[1], "missing") {
+		t.Errorf("exit code %d: %s", r.Code, r.Stderr)
+	}
+	mounttest.WantMounted(t, a.Point, false)
+	mounttest.WantMounted(t, b.Point, false)
+}
+
 // TestUnmountFromAnotherPIDNamespace takes a mount away where its daemon has no number: the command returns when it has ended, also that of
 // a later life.
 func TestUnmountFromAnotherPIDNamespace(t *testing.T) {
