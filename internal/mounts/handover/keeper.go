@@ -210,13 +210,7 @@ func (k *keeper) hear(d *daemon) {
 	case m.fields["FDSTOREREMOVE"] != "":
 		k.forget(name)
 		k.next.misses(name)
-		pause := time.Duration(0)
-		if m.fields["LETGO"] != "" {
-			k.dropSpares()
-			pause = sparePause // most likely the mount ends before
-			k.tellSpare()
-		}
-		k.renewSpare(pause)
+		k.renewSpare(k.letGo(&m))
 		k.changed()
 	case m.fields["SENTINEL"] != "":
 		d.forgetSentinel()

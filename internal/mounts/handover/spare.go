@@ -64,6 +64,16 @@ func (k *keeper) renewSpare(after time.Duration) {
 	}
 }
 
+// letGo ends the spares, where the daemon that serves says so, and gives the time until the next one: most likely the mount ends before.
+func (k *keeper) letGo(m *message) (pause time.Duration) {
+	if m.fields["LETGO"] == "" {
+		return 0
+	}
+	k.dropSpares()
+	k.tellSpare()
+	return sparePause
+}
+
 func (k *keeper) dropSpares() {
 	k.drop(k.spare.daemon)
 	k.drop(k.spare.after)
