@@ -186,6 +186,24 @@ func TestNoSpare(t *testing.T) {
 	m.PID = m.Status(t).PID
 }
 
+// No other daemon can be started any more, since the log's directory is gone. The one that waits has what keeps the filesystem: it goes all the same.
+func TestUmountThoughNoSpareStarts(t *testing.T) {
+	source, _ := mounttest.ShardedTokens(t, suite, 2, 1000)
+	m := mount(t, source)
+	m.NeedHandover(t)
+	spare := m.waitForSpare(t, 0)
+	must(t, os.RemoveAll(filepath.Dir(m.Log)))
+	if r := run(t, "umount", m.Point); r.Code != 0 || r.Stderr != "" {
+		t.Errorf("exit code %d: %s", r.Code, r.Stderr)
+	}
+	for name, pid := range map[string]int{"the daemon": m.PID, "the one that waited": spare} {
+		if !blackbox.Ended(pid) {
+			t.Errorf("%s runs", name)
+			must(t, syscall.Kill(pid, syscall.SIGKILL))
+		}
+	}
+}
+
 // What a job looked at while a daemon waited for its turn is there when it has taken it: a view that the waiting one has not heard of.
 func TestSpareHearsOfViews(t *testing.T) {
 	m, _, stop := mountOfTwo(t)
