@@ -63,7 +63,7 @@ func TestNextDaemonIsToldOfNoEarlierLease(t *testing.T) {
 	}
 }
 
-// TestClosedNoticesAskNobody asks closed notices, as a request of another mount may.
+// A request of another mount may ask notices that were closed meanwhile. Then the daemon is asked nothing.
 func TestClosedNoticesAskNobody(t *testing.T) {
 	n := &notices{watch: newWatch(nil)}
 	n.page.Store(&page{&control.Counter{}})

@@ -113,7 +113,7 @@ func notify(name string, m message) error {
 // Drop has the holder forget a file. A daemon that waits for its turn has it until another one is prepared.
 func (l *Life) Drop(name string) { l.drop(name) }
 
-// LetGo is Drop of what nobody else may have any longer: the holder ends the daemons that wait for their turn, and starts others later.
+// LetGo has the holder forget a file that no other process may have any longer. The holder ends the daemons that wait for their turn, and starts others later.
 func (l *Life) LetGo(name string) { l.drop(name, "LETGO=1") }
 
 func (l *Life) drop(name string, more ...string) {

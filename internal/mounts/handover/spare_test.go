@@ -57,7 +57,8 @@ func TestTheNextDaemonHasASpareAtOnce(t *testing.T) {
 	}
 }
 
-// What the filesystem cannot end beside ends the daemons that wait for their turn, too. A new one has to start on busy CPUs, and waits while the mount may end.
+// The control socket keeps the filesystem, and each spare has a copy of it. So spares end as soon as the serving daemon lets go of the socket. The next spare
+// starts a second later, since most mounts end before.
 func TestSparesLetGoAtOnce(t *testing.T) {
 	k := keeperOf(t)
 	first, err := k.start(k.program, true, k.now, -1)
