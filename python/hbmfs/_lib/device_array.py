@@ -35,7 +35,7 @@ class Memory:
         self._library.ask("memory_copy_out", self._handle, 0, to.nbytes, to.ctypes.data)
 
     def __del__(self) -> None:
-        if self._handle.value:
+        if hasattr(self, "_handle") and self._handle.value:  # an interrupt may end __init__ before its first line
             self._library.drop("memory_free", self._handle)
 
 

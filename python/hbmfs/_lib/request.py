@@ -130,5 +130,5 @@ class Request(Generic[T]):
         return True
 
     def __del__(self) -> None:
-        if self._handle.value:
+        if hasattr(self, "_handle") and self._handle.value:  # an interrupt may end __init__ before its first line
             unheard("a request", self._end, _PATIENCE)

@@ -266,7 +266,8 @@ class _Room:
             self.library.drop("snapshot_release", handle)
 
     def __del__(self) -> None:
-        self.release()
+        if hasattr(self, "handle"):  # an interrupt may end __init__ before its first line
+            self.release()
 
 
 class Snapshot:

@@ -92,6 +92,8 @@ class _Line:
                 begun.append((read, request))
 
     def __del__(self) -> None:
+        if not hasattr(self, "reader"):  # an interrupt may end __init__ before its first line
+            return
         with contextlib.suppress(RuntimeError):  # Python ends, and closes all readers
             threading.Thread(target=unheard, args=("the reader of fastsafetensors", self.reader.close), name="hbmfs-close").start()
 

@@ -127,6 +127,16 @@ def test_closing_raises(tokens, failing):
     ds.close()
 
 
+def test_nothing_is_said_of_what_an_interrupt_left_unmade():
+    """Ctrl-C may come before the first line of __init__."""
+    classes = [found for name, module in sys.modules.items() if name.startswith("hbmfs") for found in vars(module).values() if isinstance(found, type)]
+    ending = {found for found in classes if "__del__" in vars(found) and found.__module__.startswith("hbmfs")}
+    assert {hbmfs._lib.request.Request, hbmfs._lib.device_array.Memory, HostFile} <= ending
+    for found in ending:
+        found.__new__(found)
+    gc.collect()
+
+
 def test_nothing_is_said_of_what_goes_well(tokens):
     program = """
 import sys, hbmfs
