@@ -34,11 +34,15 @@ func (s *scattering) copy(ctx context.Context) (err error) {
 		write = s.to.Write
 	}
 	defer crew.OnFault(&err)()
-	count := 0
-	for i := range s.rows {
-		count += len(s.rows[i].Spans)
+	count, cold := 0, int64(0)
+	for i, j := 0, 0; i < len(s.rows); i = j { // a Reader keeps its own mappings until its rows are copied, and numbers them
+		of := s.parts[i].file.r
+		for ; j < len(s.rows) && s.parts[j].file.r == of; j++ {
+			count += len(s.rows[j].Spans)
+		}
+		cold += of.copied.MoveRows(s.to.Host, s.to.Element(), write, s.rows[i:j])
 	}
-	if s.r.copied.MoveRows(s.to.Host, s.to.Element(), write, s.rows) > int64(count/coldRows) {
+	if cold > int64(count/coldRows) {
 		for _, f := range s.files {
 			f.cold.Store(coldRequests)
 		}

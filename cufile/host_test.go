@@ -7,6 +7,10 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/cufile/internal/source"
 )
 
 // TestRowsOnTheHostOfAFileThatIsCut copies rows from a mapping while the file is cut, to the middle of a page, and to nothing: an error names it,
@@ -114,5 +118,45 @@ func TestSmallBatchesOnTheHostWakeNoThread(t *testing.T) {
 		_, err = q.Result()
 		must(t, err)
 		to.holds(t, data[:c.rows<<12], false)
+	}
+}
+
+// TestRowsOnTheHostOfTwoReaders reads files of two readers in one batch. Each reader keeps its own mappings while its rows are copied: where the second
+// one has unmapped its file, and other memory has that address by now, the batch has the bytes of the file.
+func TestRowsOnTheHostOfTwoReaders(t *testing.T) {
+	var parts []part
+	var want []byte
+	for i := range int64(2) {
+		name, data := randomFile(t, 1<<20, uint64(54+i))
+		f := openFileIn(t, newReader(t, Options{Device: HostDevice, Threads: 2, Arena: 1 << 20}), name)
+		parts = append(parts, part{file: f, spans: []source.Span{{Offset: 5000, N: 3000, To: 3000 * i}}})
+		want = append(want, data[5000:8000]...)
+	}
+	second := parts[1].file
+	to := newMemory(t, parts[0].file.r, 6000, 0)
+	read := func() {
+		t.Helper()
+		q, err := beginParts(t.Context(), Target{Memory: to.Memory}, parts, nil)
+		must(t, err)
+		_, err = q.Result()
+		must(t, err)
+		to.holds(t, want, true)
+	}
+	for done := false; !done; { // a look at the file, which a busy machine makes meanwhile, has its place found anew
+		turn := second.r.descriptors.Watch().Turn()
+		read() // which maps the files
+		read() // and finds their places
+		at := uintptr(second.source.Backing(nil).Seen.Load().At[0].Load())
+		_, err := second.Uncache(t.Context(), KeepPageCache)
+		must(t, err)
+		other, _, errno := unix.Syscall6(unix.SYS_MMAP, at, 1<<20, unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_FIXED_NOREPLACE, ^uintptr(0), 0)
+		done = errno == 0 && turn == second.r.descriptors.Watch().Turn()
+		read()
+		if errno == 0 {
+			_, _, errno = unix.Syscall(unix.SYS_MUNMAP, other, 1<<20, 0)
+			if errno != 0 {
+				t.Fatal(errno)
+			}
+		}
 	}
 }
