@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io/fs"
 	"maps"
+	"runtime/debug"
 	"sync"
 	"syscall"
 
@@ -67,6 +68,13 @@ func (f *failures) counted() (byErrno map[string]int64, all int64) {
 		all += n
 	}
 	return byErrno, all
+}
+
+// panicked is told of a handler of a request that panicked: it answers EIO, and the daemon goes on.
+func (m *Mount) panicked(why any) fuse.Status {
+	m.failed.count(fuse.EIO)
+	m.log.Error("a request has EIO: its handler panicked", "panic", why, "stack", string(debug.Stack()))
+	return fuse.EIO
 }
 
 // fail makes an errno of an error, and logs it once for each file and errno.

@@ -28,6 +28,7 @@ func (m *Mount) guarded() fuse.RawFileSystem {
 // begin marks a request. ok is false where it is refused.
 func (g *guard) begin(h *fuse.InHeader) (mark handover.Mark, ok bool) {
 	if mark, ok = g.suspects.Begin(h.Unique); !ok {
+		g.mount.failed.count(fuse.EIO)
 		g.mount.log.Error("a request is refused with EIO: two daemons have crashed while they handled it", "opcode", h.Opcode, "node", h.NodeId, "uid", h.Uid, "pid", h.Pid)
 	}
 	return mark, ok

@@ -176,6 +176,7 @@ func (m *Mount) mountOptions() *fuse.MountOptions {
 		ExtraCapabilities:        fuse.CAP_NO_OPENDIR_SUPPORT | fuse.CAP_HAS_RESEND, // opening a directory costs no round trip
 		MaxStackDepth:            m.depth,
 		Logger:                   slog.NewLogLogger(m.log.Handler(), slog.LevelWarn),
+		PanicHandler:             m.panicked,
 	}
 	return o
 }
@@ -335,7 +336,15 @@ func (m *Mount) controlEntries() []entry {
 }
 
 // Unmount takes the mount away; Serve then returns. A mount in use gives an error that wraps [mountpoint.ErrBusy].
-func (m *Mount) Unmount() error { return mountpoint.Unmount(m.point) }
+func (m *Mount) Unmount() error { return m.takeAway(mountpoint.Unmount) }
 
 // Detach takes the mount out of the tree now; Serve returns when the last open file is closed.
-func (m *Mount) Detach() error { return mountpoint.Detach(m.point) }
+func (m *Mount) Detach() error { return m.takeAway(mountpoint.Detach) }
+
+// takeAway lets by take the mount away. It fails where another filesystem has its place by now.
+func (m *Mount) takeAway(by func(point string) error) error {
+	if on, err := mountpoint.At(m.point); err == nil && on != nil && !mountpoint.Served(on) {
+		return fmt.Errorf("another filesystem is mounted on %s: the mount ends with its last open file", m.point)
+	}
+	return by(m.point)
+}

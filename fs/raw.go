@@ -221,14 +221,13 @@ func (m *Mount) list(ctx context.Context, in *fuse.ReadIn, add func(n *node, i i
 			return fuse.OK
 		}
 	}
-	nodes, first := m.tree.children(dir.dir)
-	for i := int(max(in.Offset, 2)) - 2; i >= 0 && i < len(nodes); i++ {
-		n := nodes[i]
-		if n.hidden || (n.kind == kindSocket && !m.control.Bound()) {
+	for i := int(max(in.Offset, 2)) - 2; i >= 0 && i < dir.dir.count; i++ {
+		n := m.tree.get(dir.dir.first + i)
+		if n == nil || n.hidden || (n.kind == kindSocket && !m.control.Bound()) { // nil: it was removed meanwhile
 			continue
 		}
 		e := fuse.DirEntry{Name: n.name, Mode: n.fileType(), Ino: n.ino, Off: uint64(i) + 3}
-		ok, err := add(n, first+i, e)
+		ok, err := add(n, dir.dir.first+i, e)
 		if err != nil {
 			return m.fail(n, "list", err)
 		}

@@ -1,6 +1,7 @@
 package fs
 
 import (
+	"log/slog"
 	"strings"
 	"syscall"
 	"testing"
@@ -33,5 +34,16 @@ func TestMetricsOfPassthroughAndErrors(t *testing.T) {
 	}
 	if s.Counters.Errors != 3 {
 		t.Errorf("%d errors in all, want 3", s.Counters.Errors)
+	}
+}
+
+// TestPanicsAreCounted: a request that a panic has answered is a failure of the mount.
+func TestPanicsAreCounted(t *testing.T) {
+	m := &Mount{log: slog.New(slog.DiscardHandler)}
+	if status := m.panicked("oops"); status != fuse.EIO || m.mountOptions().PanicHandler == nil {
+		t.Errorf("a panic is answered with %v", status)
+	}
+	if byErrno, all := m.failed.counted(); byErrno["EIO"] != 1 || all != 1 {
+		t.Errorf("%v, want one EIO", byErrno)
 	}
 }

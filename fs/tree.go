@@ -130,21 +130,16 @@ func (t *tree) get(number int) *node {
 	return t.nodes[number]
 }
 
-// children returns the nodes of an expanded directory and the number of the first.
-func (t *tree) children(d *directory) (nodes []*node, first int) {
+// find returns the child with the given name and its number, or nil. Children that were cleared meanwhile are not found.
+func (t *tree) find(d *directory, name string) (*node, int) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	return t.nodes[d.first : d.first+d.count], d.first
-}
-
-// find returns the child with the given name and its number, or nil.
-func (t *tree) find(d *directory, name string) (*node, int) {
-	nodes, first := t.children(d)
-	i := sort.Search(len(nodes), func(i int) bool { return nodes[i].name >= name })
+	nodes := t.nodes[d.first : d.first+d.count]
+	i := sort.Search(len(nodes), func(i int) bool { return nodes[i] != nil && nodes[i].name >= name })
 	if i == len(nodes) || nodes[i].name != name {
 		return nil, 0
 	}
-	return nodes[i], first + i
+	return nodes[i], d.first + i
 }
 
 // grow puts entries below dir, which has none yet. Directories that no entry describes are made up from the first

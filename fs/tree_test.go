@@ -25,7 +25,8 @@ func file(path string) entry { return entry{path, &node{kind: kindText, ino: ino
 func walk(t *testing.T, tr *tree, dir *node, prefix string) []string {
 	t.Helper()
 	var out []string
-	nodes, first := tr.children(dir.dir)
+	first := dir.dir.first
+	nodes := tr.nodes[first : first+dir.dir.count]
 	for i, n := range nodes {
 		if tr.get(first+i) != n {
 			t.Errorf("%s is not at its number %d", n.name, first+i)
@@ -62,6 +63,16 @@ func TestTreeGrowsFromPaths(t *testing.T) {
 		if tr.get(number) != nil {
 			t.Errorf("number %d has a node", number)
 		}
+	}
+}
+
+// Children that were removed while somebody looks for them are not found.
+func TestChildrenThatAreRemoved(t *testing.T) {
+	tr := newTree(node{}, []entry{file("a/x"), file("a/y")})
+	a, _ := tr.find(tr.get(rootNumber).dir, "a")
+	tr.clear(grown{first: a.dir.first, count: a.dir.count})
+	if n, _ := tr.find(a.dir, "x"); n != nil {
+		t.Error("a node that was removed is found")
 	}
 }
 

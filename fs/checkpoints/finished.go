@@ -146,8 +146,9 @@ func (d *mountedDraft) publishAlone(ctx context.Context, name string) error {
 		d.v.unpublished(d, err)
 		return err
 	}
-	defer end()
-	return d.publish(ctx, name)
+	err = d.publish(ctx, name)
+	end() // not where it panics: the next daemon finds its mark
+	return err
 }
 
 // writer is a process that has written to a draft.

@@ -220,8 +220,9 @@ func (s *session) handle(ctx context.Context, h control.Header, payload []byte, 
 	if err != nil {
 		return &control.Refusal{Errno: syscall.EIO, Text: err.Error()}
 	}
-	defer end()
-	return s.answer(ctx, h, payload, a)
+	err = s.answer(ctx, h, payload, a)
+	end() // not where it panics: the next daemon finds its mark
+	return err
 }
 
 func (s *session) answer(ctx context.Context, h control.Header, payload []byte, a *answer) error {

@@ -170,14 +170,18 @@ func writeStatus(t io.Writer, r *Row, moved bool) {
 
 // writeHolder writes who keeps the mount when its daemon ends, and how often that was needed.
 func writeHolder(t io.Writer, h *status.Handover) {
+	who := h.Holder
+	if h.PID > 0 { // systemd's is not told
+		who = fmt.Sprintf("%s (pid %d)", who, h.PID)
+	}
 	switch {
 	case h.Why != "":
 		fmt.Fprintf(t, "  no holder\t%s: the mount ends with its daemon\n", cli.Printable(h.Why))
 	case h.Holder != "" && h.Count == 0:
-		fmt.Fprintf(t, "  holder\t%s (pid %d) keeps the mount when its daemon ends; this is the first daemon\n", h.Holder, h.PID)
+		fmt.Fprintf(t, "  holder\t%s keeps the mount when its daemon ends; this is the first daemon\n", who)
 	case h.Holder != "":
-		fmt.Fprintf(t, "  holder\t%s (pid %d) keeps the mount when its daemon ends; the daemon was replaced %d times, %d of them after a crash, and readers waited %.0f ms the last time, %.0f ms at most\n",
-			h.Holder, h.PID, h.Count, h.Crashes, 1000*h.LastStandstill, 1000*h.WorstStandstill)
+		fmt.Fprintf(t, "  holder\t%s keeps the mount when its daemon ends; the daemon was replaced %d times, %d of them after a crash, and readers waited %.0f ms the last time, %.0f ms at most\n",
+			who, h.Count, h.Crashes, 1000*h.LastStandstill, 1000*h.WorstStandstill)
 	}
 }
 

@@ -277,3 +277,14 @@ func TestStatusSaysHowMuchMovedByWhichPath(t *testing.T) {
 		}
 	}
 }
+
+// TestHolderWithoutANumber: systemd holds the mounts of its services, and its number is not told.
+func TestHolderWithoutANumber(t *testing.T) {
+	for _, count := range []int64{0, 2} {
+		var b strings.Builder
+		writeHolder(&b, &status.Handover{Holder: "systemd", Count: count})
+		if !strings.Contains(b.String(), "systemd keeps the mount") {
+			t.Errorf("%q", b.String())
+		}
+	}
+}

@@ -146,6 +146,12 @@ func connections(proc string, number int) (found []int, told bool) {
 	return found, told || len(found) > 0
 }
 
+// Served says whether this process may serve a mount. Where the kernel does not tell, any FUSE mount may be its own.
+func Served(mount *mountinfo.Info) bool {
+	fds, told := connections("/proc/self", mount.Minor)
+	return strings.HasPrefix(mount.FSType, "fuse") && (len(fds) > 0 || !told)
+}
+
 // connected tells whether a process has a connection that serves a mount still. A connection keeps its number after the unmount, when the kernel
 // may give that to the next filesystem.
 func connected(pidfd int, fds []int) bool {

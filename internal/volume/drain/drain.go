@@ -309,14 +309,16 @@ func (d *Drain) one(ctx context.Context, it *item) error {
 
 // guarded sends a checkpoint where that may begin.
 func (d *Drain) guarded(ctx context.Context, it *item) error {
-	if d.opt.Begin != nil {
-		end, err := d.opt.Begin(it.name)
-		if err != nil {
-			return fmt.Errorf("%w: %w", errNever, err)
-		}
-		defer end()
+	if d.opt.Begin == nil {
+		return d.sendItem(ctx, it)
 	}
-	return d.sendItem(ctx, it)
+	end, err := d.opt.Begin(it.name)
+	if err != nil {
+		return fmt.Errorf("%w: %w", errNever, err)
+	}
+	err = d.sendItem(ctx, it)
+	end() // not where it panics: the next daemon finds its mark
+	return err
 }
 
 // errNever is of a checkpoint that is not tried again.

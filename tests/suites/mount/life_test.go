@@ -210,10 +210,17 @@ func TestDetachedMountServesOn(t *testing.T) {
 		if again.PID = again.Status(t).PID; again.PID == m.PID { // both daemons were told this mount point
 			t.Errorf("%s: the new mount has the old daemon", what)
 		}
+		if what != "SIGTERM" { // a second one would end the daemon
+			must(t, syscall.Kill(m.PID, syscall.SIGTERM))
+			if !blackbox.Within(patience, func() bool { return strings.Contains(m.LogText(t), "another filesystem is mounted on") }) {
+				t.Errorf("%s: the log does not say what is mounted there:\n%s", what, m.LogText(t))
+			}
+		}
 		must(t, f.Close())
 		if !m.Ends(t) {
 			t.Errorf("%s: the daemon does not end with the last file", what)
 		}
+		mounttest.WantMounted(t, m.Point, true)
 		must(t, again.Close())
 	}
 }
