@@ -238,6 +238,8 @@ def _tensor(out: Any, device: str, shape: Shape, dtype: Dtype) -> int:
     _same(tuple(out.shape), str(out.dtype).removeprefix("torch."), shape, dtype.name)
     if not out.is_contiguous():
         raise InvalidError("out must be contiguous")
+    if out.is_conj() or out.is_neg():
+        raise InvalidError("out is a lazy conjugate or negative of its memory: give a plain tensor")
     return int(out.data_ptr())
 
 

@@ -424,6 +424,8 @@ def _memory(data: Any) -> tuple[int, int, int]:
             raise errors.DeviceError(f"a tensor is on {data.device}: only those on the GPU or the CPU can be written")
         if not data.is_contiguous():
             raise errors.InvalidError("a tensor is not contiguous: give t.contiguous()")
+        if data.is_conj() or data.is_neg():
+            raise errors.InvalidError("a tensor is a lazy conjugate or negative of its memory: give t.resolve_conj().resolve_neg()")
         return data.data_ptr(), data.nbytes, int(kind == "cuda")
     if isinstance(data, np.ndarray):
         if not data.flags.c_contiguous:

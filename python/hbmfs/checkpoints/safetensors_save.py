@@ -106,8 +106,8 @@ class _Item(NamedTuple):
     device: int
     begin: int
     """Its address."""
-    strides: tuple[int, ...] | None
-    """None where it is contiguous."""
+    form: tuple[int, ...] | None
+    """None where its memory has its bytes in their order. Otherwise how the memory is read: tensors of one form and address are equal."""
     value: Any
 
     def data(self) -> Any:
@@ -116,11 +116,11 @@ class _Item(NamedTuple):
         if isinstance(value, DeviceArray):
             return value
         if isinstance(value, np.ndarray):
-            value = value if self.strides is None else np.ascontiguousarray(value, value.dtype.newbyteorder("<"))
+            value = value if self.form is None else np.ascontiguousarray(value, value.dtype.newbyteorder("<"))
             return value.reshape(-1).view(np.uint8)
         import torch
 
-        if self.strides is not None:
+        if self.form is not None:
             value = torch.empty(value.shape, dtype=value.dtype).copy_(value)
         return value.reshape(-1).view(torch.uint8)
 
@@ -135,7 +135,7 @@ def _item(name: str, tensor: Any) -> _Item:
     if isinstance(tensor, np.ndarray):
         code = _code(name, tensor.dtype.newbyteorder("=").name, tensor.dtype)
         plain = tensor.flags.c_contiguous and (tensor.dtype.isnative or tensor.nbytes == 0)
-        return _Item(name, code, tensor.shape, tensor.nbytes, _device.CPU, tensor.ctypes.data, None if plain else tensor.strides, tensor)
+        return _Item(name, code, tensor.shape, tensor.nbytes, _device.CPU, tensor.ctypes.data, None if plain else (*tensor.strides, tensor.dtype.isnative), tensor)
     return _of_torch(name, tensor)
 
 
@@ -160,8 +160,9 @@ def _of_torch(name: str, tensor: Any) -> _Item:
             raise DtypeError(f"tensor {name!r} of F4 has no dimension, and a row of two elements is what torch has in a byte: give it one")
         shape = (*shape[:-1], shape[-1] * 2)
     device = _device.CPU if tensor.device.type == "cpu" else _device.parse(tensor.device)
-    plain = tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
-    return _Item(name, code, shape, tensor.numel() * tensor.itemsize, device, tensor.data_ptr(), None if plain else tensor.stride(), tensor)
+    lazy = tensor.is_conj(), tensor.is_neg()
+    form = None if tensor.is_contiguous() and not any(lazy) else (*tensor.stride(), *lazy)
+    return _Item(name, code, shape, tensor.numel() * tensor.itemsize, device, tensor.data_ptr(), form, tensor)
 
 
 def _code(name: str, dtype: str, said: Any) -> str:
@@ -174,14 +175,14 @@ def _untie(items: Sequence[_Item]) -> tuple[list[_Item], dict[str, str]]:
     """The items that are written, and of each other one the name that it is written under."""
     first, kept, tied = dict[Any, str](), list[_Item](), dict[str, str]()
     for item in items:
-        same = (item.device, item.begin, item.code, item.shape, item.strides)
+        same = (item.device, item.begin, item.code, item.shape, item.form)
         name = first.setdefault(same, item.name) if item.length else item.name
         if name == item.name:
             kept.append(item)
         else:
             tied[item.name] = name
     before: _Item | None = None
-    for item in sorted((item for item in kept if item.length and item.strides is None), key=lambda item: (item.device, item.begin)):
+    for item in sorted((item for item in kept if item.length and item.form is None), key=lambda item: (item.device, item.begin)):
         if before is not None and before.device == item.device and item.begin < before.begin + before.length:
             raise InvalidError(f"the tensors {before.name!r} and {item.name!r} share a part of their memory: clone() one of them, or leave it out")
         before = item
@@ -261,7 +262,7 @@ def _shard(name: str, items: Sequence[_Item], metadata: Mapping[str, str]) -> _F
 
 def _write(writer: Writer, draft: Draft, files: Sequence[_File], progress: Progress) -> Written:
     """Writes all files: those whose tensors lie in memory as they are at once, each of the others by itself."""
-    copied = [file for file in files if any(item.strides is not None for item in file.items)]
+    copied = [file for file in files if any(item.form is not None for item in file.items)]
     batches = [[file for file in files if file not in copied], *([file] for file in copied)]
     show, end = shower(progress, sum(file.size() for file in files), "weights")
     done: Written | None = None

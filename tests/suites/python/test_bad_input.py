@@ -98,6 +98,7 @@ def test_out_that_does_not_fit(tokens):
             (hbmfs.InvalidError, "list", [0, 0]),
             (hbmfs.DeviceError, "on meta", torch.empty((2, 4), dtype=torch.uint16, device="meta")),
             (hbmfs.InvalidError, "contiguous", torch.zeros((4, 2), dtype=torch.uint16).T),
+            (hbmfs.InvalidError, "a lazy conjugate or negative", torch._neg_view(torch.zeros((2, 4), dtype=torch.uint16))),
             (hbmfs.DtypeError, "int32", torch.zeros((2, 4), dtype=torch.int32)),
         ]:
             fails(kind, words, lambda out=out: ds.gather([1, 2], 4, out=out))

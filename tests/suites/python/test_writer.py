@@ -117,6 +117,13 @@ def test_tensors(writer, folder):
     snapshot.release()
     with pytest.raises(hbmfs.InvalidError, match="contiguous"):
         writer.snapshot([torch.zeros(4, 4).t()])
+    z = torch.randn(4, dtype=torch.complex64)
+    for lazy in (z.conj(), torch._neg_view(z)):
+        with pytest.raises(hbmfs.InvalidError, match="give t.resolve_conj"):
+            writer.snapshot([lazy])
+        with pytest.raises(hbmfs.InvalidError, match="give t.resolve_conj"):
+            writer.write(folder, [OutFile("lazy", lazy.nbytes, [FilePart(0, lazy)])])
+    assert not (folder / "lazy").exists()
     with pytest.raises(hbmfs.DeviceError, match="meta"):
         writer.snapshot([torch.zeros(4, device="meta")])
 
