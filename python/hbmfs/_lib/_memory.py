@@ -122,7 +122,7 @@ class Pinned(Host):
         return cls(torch) if torch.cuda.is_available() else None
 
     def allocate(self, shape: Shape, dtype: Dtype) -> tuple[Any, int, int]:
-        value = self._torch.empty(shape, dtype=getattr(self._torch, dtype.name), pin_memory=True)
+        value = self._torch.empty(shape, dtype=getattr(self._torch, dtype.name), device="cpu", pin_memory=True)
         return value, value.data_ptr(), NO_STREAM
 
 

@@ -69,7 +69,7 @@ def dense(tensor: torch.Tensor) -> bytes | torch.Tensor:
         return written.getvalue()
     if _fills(tensor) and not tensor.is_conj() and not tensor.is_neg():
         return tensor
-    copy = torch.empty(tensor.size(), dtype=tensor.dtype)
+    copy = torch.empty(tensor.size(), dtype=tensor.dtype, device="cpu")
     if tensor.numel():
         # torch copies strided tensors within the device first: piece by piece that takes little of its memory.
         longest = max(range(tensor.dim()), key=tensor.size, default=None)

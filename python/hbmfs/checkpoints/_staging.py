@@ -346,13 +346,13 @@ class _Copy:
 
     def _plain(self, tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.numel():
-            return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
+            return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
         begin, end = _span(tensor)
         for stretch in self._stretches.get(_key(tensor), ()):
             if stretch.begin <= begin and end <= stretch.end:
                 assert stretch.copy is not None
                 offset = tensor.storage_offset() - stretch.begin // tensor.itemsize
-                made = torch.empty(0, dtype=tensor.dtype).set_(stretch.copy.untyped_storage(), offset, tensor.size(), tensor.stride())
+                made = torch.empty(0, dtype=tensor.dtype, device="cpu").set_(stretch.copy.untyped_storage(), offset, tensor.size(), tensor.stride())
                 made = made.conj() if tensor.is_conj() else made
                 return torch._neg_view(made) if tensor.is_neg() else made
         return tensor

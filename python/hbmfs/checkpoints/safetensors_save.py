@@ -121,7 +121,7 @@ class _Item(NamedTuple):
         import torch
 
         if self.form is not None:
-            value = torch.empty(value.shape, dtype=value.dtype).copy_(value)
+            value = torch.empty(value.shape, dtype=value.dtype, device="cpu").copy_(value)
         return value.reshape(-1).view(torch.uint8)
 
 

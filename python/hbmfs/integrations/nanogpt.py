@@ -14,6 +14,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from .._lib import _device
 from .._lib._arguments import Device, Path, checked
 from ..data import tokens
 from ..data.dataset import Dataset
@@ -90,8 +91,8 @@ class Batches:
                 f"{dataset.path} has {len(dataset)} tokens, too few for a block of {self._block_size} and the next token: give a smaller block_size"
             )
         starts = torch.randint(room, (self._batch_size,), generator=self._generator)
-        # The offsets are of use on the host, wherever torch's default device is.
-        rows = torch.as_tensor(dataset.gather(starts.cpu(), self._block_size + 1))
+        # The offsets are of use on the host, and the rows where they are, wherever torch's default device is.
+        rows: Any = _device.array_on_host(dataset.gather(starts.cpu(), self._block_size + 1), tensors=True)
         x, y = rows[:, :-1], rows[:, 1:]
         return x.to(torch.int64).contiguous(), y.to(torch.int64).contiguous()  # a trainer does y.view(-1)
 

@@ -70,6 +70,16 @@ def test_tensors_change_after_save(folder, memory):
         assert ck.steps() == [1, 2, 3] and [loaded(ck, step) for step in (1, 2, 3)] == [1, 2, 3]
 
 
+def test_copies_are_on_the_host_wherever_torchs_default_is(folder):
+    saved = {"x": torch.randn(300, 4), "gaps": torch.randn(3, 4).T, "none": torch.empty(0, 3), "conj": torch.randn(5, dtype=torch.complex64).conj()}
+    with Checkpoints(folder, memory=4 << 20) as ck:
+        with torch.device("meta"):
+            save = ck.save(1, saved)
+        save.result(60)
+        found = {name: torch.zeros_like(value.resolve_conj()) for name, value in saved.items()}
+        assert ck.load(found) == 1 and all(torch.equal(found[name], saved[name]) for name in saved)
+
+
 def test_overlapped(folder):
     with Checkpoints(folder, memory=64 << 20) as ck:
         now = state(3)

@@ -42,6 +42,18 @@ def test_the_batches_are_nanogpts(data_dir):
                     assert ours.view(-1).shape == (12 * 64,), "trainers flatten the targets with view"
 
 
+@pytest.mark.parametrize("tensors", [False, True])
+def test_batches_are_on_their_device_wherever_torchs_default_is(data_dir, tensors):
+    with hbmfs.open(data_dir / "train.bin", dtype="uint16", tensors=tensors) as ds:
+        get_batch = hbmfs.nanogpt.batches({"train": ds}, 64, 12, "cpu", generator=torch.Generator().manual_seed(9))
+        expected = get_batch("train")
+        get_batch = hbmfs.nanogpt.batches({"train": ds}, 64, 12, "cpu", generator=torch.Generator().manual_seed(9))
+        starts = torch.randint(10_007 - 64, (12,), generator=torch.Generator().manual_seed(9))
+        with torch.device("meta"), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch, "randint", lambda *_, **__: starts)  # nobody can know those of this device
+            assert all(map(torch.equal, get_batch("train"), expected))
+
+
 def test_the_golden_dataset_in_a_mount(source, mount):
     torch.manual_seed(1)
     expected = nanogpts_get_batch(source / "nanogpt" / "train.bin", 16, 8)

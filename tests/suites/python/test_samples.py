@@ -10,6 +10,7 @@ import pickle
 import random
 import tarfile
 import threading
+import types
 
 import hbmfs
 import numpy as np
@@ -138,6 +139,14 @@ class FakePinned(Pinned):
     def close(self):
         for pages in self.pages:
             self.gpu.unpin(pages)
+
+
+def test_pinned_memory_is_on_the_host_wherever_torchs_default_is():
+    torch = pytest.importorskip("torch")
+    unpinned = types.SimpleNamespace(uint8=torch.uint8, empty=lambda shape, pin_memory, **options: torch.empty(shape, **options))
+    with torch.device("meta"):
+        value, *_ = Pinned(unpinned).allocate((3,), np.dtype(np.uint8))
+    assert value.device.type == "cpu"
 
 
 def test_the_gpu_copies_to_pinned_memory(whole, fields, gpu, monkeypatch):

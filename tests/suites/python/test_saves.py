@@ -82,6 +82,13 @@ def test_views_of_one_allocation(tmp_path):
     assert not (tmp_path / "c").exists()
 
 
+def test_copies_are_on_the_host_wherever_torchs_default_is(tmp_path):
+    model = {"gaps": torch.randn(3, 4).T, "conj": torch.randn(5, dtype=torch.complex64).conj()}
+    with torch.device("meta"):
+        hbmfs.save_safetensors(model, tmp_path / "model")
+    same(by_name(hbmfs.load_safetensors(tmp_path / "model", "cpu")), by_name({name: v.resolve_conj().contiguous() for name, v in model.items()}))
+
+
 def test_not_contiguous(tmp_path, monkeypatch):
     """They are copied, those of one file at a time."""
     copies, most = [], 0
