@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from .._lib._arguments import checked
 from .._lib._memory import Place
 from .._lib.request import Request
-from ..errors import FormatError, InvalidError
+from ..errors import FormatError, InvalidError, OutOfRangeError
 from ._joined import Joined
 from ._queue import Queue
 from ._segments import borders_of, of_rows
@@ -51,6 +51,7 @@ class Part(Generic[A]):
         if self.numbers.min() < 0 or self.numbers.max() >= len(borders) - 1:
             wrong = next(n for n in self.numbers.tolist() if not 0 <= n < len(borders) - 1)
             raise InvalidError(f"document {wrong} is not in {whole.path}, which has {len(borders) - 1}")
+        self.numbers = self.numbers.astype(np.int64)  # 255 of uint8 and 1 are 0; and the caller may change its array
         self.begins: Ints = borders[self.numbers]
         self.documents: Ints = np.zeros(len(self.numbers) + 1, np.int64)
         np.cumsum(borders[self.numbers + 1] - self.begins, out=self.documents[1:])
@@ -99,7 +100,8 @@ class Part(Generic[A]):
     def _pieces(self, starts: Ints, length: int) -> tuple[Ints, Ints]:
         """Where the pieces of documents begin in the file that rows hold, and their tokens."""
         if len(starts) and (starts.min() < 0 or starts.max() > len(self) - length):
-            raise InvalidError(f"a row of {length} tokens from {int(starts.max())} on is not inside of {self.path}, which has {len(self)}")
+            wrong = next(start for start in starts.tolist() if not 0 <= start <= len(self) - length)
+            raise OutOfRangeError(f"a row of {length} tokens from {wrong} on is not inside of {self.path}, which has {len(self)}")
         segments, each = of_rows([self.documents], None, starts, length)
         first = np.cumsum(segments.lengths) - segments.lengths  # in the rows one behind the other
         row = np.repeat(np.arange(len(starts)), each)

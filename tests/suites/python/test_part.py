@@ -75,9 +75,21 @@ def test_documents_that_are_none(numbers):
 
 def test_a_row_outside_of_a_part():
     some = hbmfs.Part(NumpyDataset(np.arange(100), np.arange(0, 101, 10)), [1, 2])
-    for starts, length in (([0], 21), ([-1], 2), ([15], 6)):
-        with pytest.raises(hbmfs.InvalidError, match="not inside"):
+    for starts, length, wrong in (([0], 21, 0), ([3, -1], 2, -1), ([0, 15], 6, 15)):
+        with pytest.raises(hbmfs.OutOfRangeError, match=f"tokens from {wrong} on is not inside"):
             some.gather(starts, length)
+
+
+@pytest.mark.parametrize("dtype", ["i1", "u1", "i2", "u2", "i4", "u8"])
+def test_numbers_of_any_type(dtype):
+    """The document behind the last one has a number that the type may not have."""
+    ds, last = NumpyDataset(np.arange(655_360), np.arange(0, 655_361, 10)), min(np.iinfo(dtype).max, 65_535)
+    numbers = np.array([last, 3], dtype)
+    some = hbmfs.Part(ds, numbers)
+    numbers[:] = 0  # it is the caller's
+    assert np.array_equal(some.gather([0], 20)[0], chosen(ds, [last, 3])) and some.digest == hbmfs.Part(ds, [last, 3]).digest
+    with pytest.raises(hbmfs.InvalidError, match=f"document {2**63} is not in"):
+        hbmfs.Part(ds, np.array([2**63], np.uint64))
 
 
 def test_parts_of_every_format(opened, mount, expect):
