@@ -10,6 +10,7 @@ volume's daemon gives: `way` is "volume" then, and "directory" elsewhere. There 
 cmd/libhbmfs/libhbmfs.h describes each call; internal/volume/checkpoint does the work.
 """
 
+import contextlib
 import ctypes
 import datetime
 import os
@@ -107,7 +108,8 @@ class Shared:
     def leave(self) -> None:
         """Ends the publishing of of(), and leaves the draft. Of a Draft, it drops that."""
         if self._end.detach() is not None:
-            self._library.ask("draft_drop", self._handle)
+            with contextlib.suppress(errors.ClosedError):  # Ctrl-C came when it was published already
+                self._library.ask("draft_drop", self._handle)
 
     def __enter__(self) -> "Shared":
         return self
@@ -144,7 +146,8 @@ class Draft(Shared):
     def publish(self, files: Iterable[Summed]) -> None:
         """Makes it the checkpoint, on the disk when this returns. ``files`` are all that are in the draft.
 
-        After an exception the checkpoint is not there, and the draft can be published again, or dropped.
+        After an exception the checkpoint is not there, and the draft can be published again, or dropped: unless Ctrl-C came when it was
+        published already.
         """
         listed = list(files)
         sums = [np.fromiter(file.crc32c, np.uint32) for file in listed]

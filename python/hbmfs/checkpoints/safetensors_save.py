@@ -73,7 +73,8 @@ def save_safetensors(
     Where `directory` is to be one of a checkpoint volume (hbmfs checkpoint mount), it is written past FUSE; `way` of the answer says it.
 
     Raises ExistsError if the directory is there, BusyError while another process writes it, DtypeError for elements that
-    the format does not have, WriteError for errors of the filesystem. After any exception nothing is left of it.
+    the format does not have, WriteError for errors of the filesystem. After any exception nothing is left of it,
+    unless Ctrl-C came when it was published already.
     """
     items, tied = _untie([_item(name, tensor) for name, tensor in tensors.items()])
     files = _layout(items, shard_size, metadata or {}, tied, extra or {})

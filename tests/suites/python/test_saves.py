@@ -10,6 +10,7 @@ import pytest
 import safetensors
 import safetensors.torch
 import torch
+from hbmfs._lib import _native
 from hbmfs.checkpoints import _publishing, safetensors_save
 from hbmfs.checkpoints._torch_object import lay_out
 from hbmfs.weights import safetensors_header
@@ -269,6 +270,21 @@ def test_ctrl_c_and_a_disk_that_is_full_leave_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(_publishing.Draft, "publish", publish)
     hbmfs.save_safetensors({"x": torch.zeros(5000)}, tmp_path / "model")
     assert _publishing.verify(tmp_path / "model") > 20_000
+
+
+def test_ctrl_c_when_it_was_published_already(tmp_path, monkeypatch):
+    ask = _native.Library.ask
+
+    def interrupted(self, name, *arguments):
+        code = ask(self, name, *arguments)
+        if name == "draft_publish":
+            raise KeyboardInterrupt
+        return code
+
+    monkeypatch.setattr(_native.Library, "ask", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        hbmfs.save_safetensors({"x": torch.zeros(5000)}, tmp_path / "model")
+    assert _publishing.verify(tmp_path / "model") > 20_000 and os.listdir(tmp_path) == ["model"]
 
 
 def test_from_a_gpu(tmp_path, gpu):
