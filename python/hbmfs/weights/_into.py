@@ -202,19 +202,25 @@ def _bytes(load: Load) -> int:
 
 def _read(part: _Device, filling: Filling, call: Call, exchange: Exchange | None) -> None:
     """Reads this rank's share of one device's tensors, and waits for the shares of the others."""
-    ends = list[Callable[[], None]]()
-    with Transfer(sum(map(_bytes, part.loads)), call.progress, "weights", None if exchange is None else exchange.check) as transfer:
-        for load in part.loads:
-            if not load.matrices:
-                _Blocks(part, load, filling, transfer, exchange).read()
-                continue
-            assert exchange is not None
-            memory = []
-            for place in load.layout.places:
-                target = filling.begin(place.part.tensor.name)
-                memory.append(target.bytes() if target.straight else part.library.allocate(place.part.length))
-                ends.append(functools.partial(_fill, part.library, filling, [place], memory[-1]))
-            _load.columns().read(load.matrices, load.ranks, load.me, part.files, memory, part.library.allocate, transfer, exchange)
+    ends, blocks = list[Callable[[], None]](), list[_Blocks]()
+    try:
+        with Transfer(sum(map(_bytes, part.loads)), call.progress, "weights", None if exchange is None else exchange.check) as transfer:
+            for load in part.loads:
+                if not load.matrices:
+                    blocks.append(_Blocks(part, load, filling, transfer, exchange))
+                    blocks[-1].read()
+                    continue
+                assert exchange is not None
+                memory = []
+                for place in load.layout.places:
+                    target = filling.begin(place.part.tensor.name)
+                    memory.append(target.bytes() if target.straight else part.library.allocate(place.part.length))
+                    ends.append(functools.partial(_fill, part.library, filling, [place], memory[-1]))
+                _load.columns().read(load.matrices, load.ranks, load.me, part.files, memory, part.library.allocate, transfer, exchange)
+    except BaseException:
+        for each in blocks:
+            each.memory.clear()  # now that no read goes on; the traceback keeps these objects, which must not keep the memory
+        raise
     if exchange is not None:
         exchange.wait()
     for end in ends:
@@ -243,18 +249,11 @@ class _Blocks:
         self._places: dict[int, list[Place]] = {}
         for place in load.layout.places:
             self._places.setdefault(place.block, []).append(place)
-        self._memory: dict[int, Any] = {}
+        self.memory: dict[int, Any] = {}
         self._scratch = 0  # bytes in use
         self._goes_on = 0  # of them those of a tensor of which not all was begun
 
     def read(self) -> None:
-        try:
-            self._read()
-        except BaseException:
-            self._memory.clear()  # the traceback keeps this object, which must not keep the memory
-            raise
-
-    def _read(self) -> None:
         for place in self._places.get(-1, ()):  # there are no bytes to come
             self._filling.begin(place.part.tensor.name)
             self._filling.full(place.part.tensor.name)
@@ -264,7 +263,7 @@ class _Blocks:
                 self._make(span)
                 for begin, end in _own(self._load, span):
                     reads = self._load.layout.within(span.block, begin, end)
-                    _load.begin_reads(reads, self._part.library.pointer(self._memory[span.block]), self._part.files, self._transfer)
+                    _load.begin_reads(reads, self._part.library.pointer(self.memory[span.block]), self._part.files, self._transfer)
             self._goes_on = self._size(window[-1]) if window[-1].end < self._load.layout.blocks[window[-1].block] else 0
             if len(self._load.ranks) == 1:
                 self._transfer.then(functools.partial(self._whole, window))
@@ -289,7 +288,7 @@ class _Blocks:
         if span.begin == 0:
             targets_of = [self._filling.begin(place.part.tensor.name) for place in self._places[span.block]]
             size = self._size(span)
-            self._memory[span.block] = self._part.library.allocate(size) if size else targets_of[0].bytes()
+            self.memory[span.block] = self._part.library.allocate(size) if size else targets_of[0].bytes()
 
     def _give(self, spans: list[_Span]) -> None:
         """Gives spans to the exchange, once this rank has read its shares of them."""
@@ -298,7 +297,7 @@ class _Blocks:
         assert self._exchange is not None
         ranks = self._load.ranks
         units = [
-            Unit(self._memory[span.block][span.begin : span.even], ranks, tuple(border - span.begin for border in span.borders(len(ranks))))
+            Unit(self.memory[span.block][span.begin : span.even], ranks, tuple(border - span.begin for border in span.borders(len(ranks))))
             for span in spans
             if span.even > span.begin
         ]
@@ -308,5 +307,5 @@ class _Blocks:
     def _whole(self, spans: list[_Span]) -> None:
         for span in spans:
             if span.end == self._load.layout.blocks[span.block]:
-                _fill(self._part.library, self._filling, self._places[span.block], self._memory.pop(span.block))
+                _fill(self._part.library, self._filling, self._places[span.block], self.memory.pop(span.block))
                 self._scratch -= self._size(span)

@@ -1,6 +1,7 @@
 """load_safetensors(into=): tensors that are there are filled in place, or nothing is changed."""
 
 import json
+import weakref
 
 import hbmfs
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import safetensors.torch
 import torch
 from hbmfs._lib import _transfer
+from hbmfs._lib.reader import File
 from hbmfs.weights import _into, _load, _parts
 from test_group import Ranks
 from test_weights import random_model, reader, same, small_requests  # noqa: F401 (fixtures)
@@ -242,6 +244,40 @@ def test_a_load_that_ends_midway(path, reader, no_small_ones, small_requests, er
     assert states == sorted(states, key=["new", "undefined", "old"].index) and states[0] == "new" and states[-1] == "old"
     hbmfs.load_safetensors(path, into=into, cast=True, reader=reader)
     assert bytes_of(into) == after
+
+
+def test_scratch_memory_stays_until_its_reads_have_ended(path, reader, no_small_ones, small_requests, monkeypatch):
+    scratch, reads, under_way = [], [], []
+    allocate, read_into, cancel = _load.Torch.allocate, File.read_into, _transfer.Transfer._cancel
+
+    def allocated(self, size):
+        made = allocate(self, size)
+        scratch.append(weakref.ref(made))
+        return made
+
+    def begun(self, pointer, offset, length):
+        request = read_into(self, pointer, offset, length)
+        reads.append((request, range(pointer, pointer + length)))
+        return request
+
+    def cancelled(self):
+        there = [range(made.data_ptr(), made.data_ptr() + made.nbytes) for ref in scratch if (made := ref()) is not None]
+        under_way.extend(any(to[0] in memory and to[-1] in memory for memory in there) for request, to in reads if request._handle.value)
+        cancel(self)
+
+    monkeypatch.setattr(_load.Torch, "allocate", allocated)
+    monkeypatch.setattr(File, "read_into", begun)
+    monkeypatch.setattr(_transfer.Transfer, "_cancel", cancelled)
+    into = {name: tensor.double() for name, tensor in saved(path, {f"{i:02}": torch.randn(20_000) for i in range(40)}).items()}
+
+    def stop(done, total):
+        if done > total / 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        hbmfs.load_safetensors(path, into=into, cast=True, reader=reader, progress=stop)
+    assert under_way and all(under_way) and caught.value.undefined
+    assert [ref for ref in scratch if ref() is not None] == [], "the traceback keeps memory"
 
 
 def test_a_failure_before_the_first_read_leaves_all_as_it_was(path, monkeypatch):
