@@ -20,6 +20,7 @@ import itertools
 import operator
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -166,6 +167,7 @@ class Writer(Owner):
         memory = np.array([(*row, 0) for row in rows], _native.MEMORY)
         copies = np.zeros(len(rows), np.uint64)
         room = _Room(self._library)
+        room.keep = sources  # until they are copied
         stream = self._stream() if any(row[2] for row in rows) or "torch" in sys.modules else _native.NO_STREAM
 
         def begin(slice_ns: int) -> int:
@@ -173,7 +175,6 @@ class Writer(Owner):
 
         if not _wait(begin, timeout):
             raise errors.WaitTimeoutError(f"there was no room for {sum(row[1] for row in rows)} bytes after {timeout} s: release earlier snapshots")
-        room.keep = sources  # until they are copied
         return Snapshot(room, sources, copies.tolist(), memory["length"].tolist())
 
     @checked
@@ -263,11 +264,31 @@ class _Room:
     def release(self) -> None:
         if self.handle.value:
             handle, self.handle = self.handle.value, ctypes.c_uint64()
+            keep, self.keep = self.keep, []
+            if keep and not self.library.forked and not _copied(self.library, handle, 0):
+                with contextlib.suppress(RuntimeError):  # the interpreter ends, and all memory with it
+                    threading.Thread(target=_release, args=(self.library, handle, keep), name="hbmfs-release", daemon=True).start()
+                return
             self.library.drop("snapshot_release", handle)
 
     def __del__(self) -> None:
         if hasattr(self, "handle"):  # an interrupt may end __init__ before its first line
             self.release()
+
+
+def _copied(library: _native.Library, handle: int, slice_ns: int) -> bool:
+    """Whether nothing reads the sources of a snapshot any more."""
+    try:
+        return library.ask("snapshot_wait", handle, slice_ns, None) == _native.OK
+    except errors.Error:
+        return True
+
+
+def _release(library: _native.Library, handle: int, _keep: list[Any]) -> None:
+    """Keeps the sources of a snapshot until they are copied, and gives its room back."""
+    while not _copied(library, handle, int(_SLICE * 1e9)):
+        pass
+    library.drop("snapshot_release", handle)
 
 
 class Snapshot:

@@ -1,5 +1,6 @@
 """Writers: files out of memory, and snapshots, on the CPU and on a fake GPU."""
 
+import contextlib
 import ctypes
 import errno
 import functools
@@ -10,13 +11,15 @@ import sys
 import tempfile
 import threading
 import warnings
+import weakref
 
 import hbmfs
 import numpy as np
 import pytest
 from hbmfs import OutFile, FilePart
+from hbmfs._lib import _native
 from hbmfs._lib.device_array import DeviceArray, Memory
-from waiting import PATIENCE, interrupt_when, main_is_in, when
+from waiting import PATIENCE, interrupt_when, main_is_in, until, when
 
 CHUNK = 4 << 20
 
@@ -308,6 +311,39 @@ def test_a_gpu(gpu, gpu_writer, folder):
         assert content(folder, file.name) == b"8 bytes " + data.tobytes()
     assert written.files[0].crc32c == written.files[1].crc32c
     snapshot.release()
+
+
+@pytest.mark.parametrize("how", ["released", "forgotten", "interrupted"])
+def test_sources_stay_until_they_are_copied(how, gpu, gpu_writer, monkeypatch):
+    gpu_writer.wait_ready(PATIENCE)
+    array, source = on_gpu(gpu, random_bytes(4096)), np.ones(1 << 20, np.uint8)
+    there, ask = weakref.ref(source), _native.Library.ask
+
+    def interrupted(self, name, *arguments):
+        code = ask(self, name, *arguments)
+        if name == "snapshot_begin":
+            raise KeyboardInterrupt
+        return code
+
+    gpu.ask("hold")
+    try:
+        if how == "interrupted":
+            with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+                patch.setattr(_native.Library, "ask", interrupted)
+                gpu_writer.snapshot([array, source])
+        else:
+            snapshot = gpu_writer.snapshot([array, source])
+            if how == "released":
+                snapshot.release()
+            del snapshot
+        del source
+        gc.collect()
+        assert there() is not None
+    finally:
+        gpu.ask("go_on")
+    until(lambda: there() is None)
+    with gpu_writer.snapshot([np.zeros(8 << 20, np.uint8)], PATIENCE) as whole:  # the room came back
+        whole.wait(PATIENCE)
 
 
 def test_direct_is_proven_by_the_command(gpu, tmp_path):
