@@ -31,6 +31,7 @@ from ._lib._arguments import Device, Path, checked
 from ._lib._handle import Owner
 from ._lib._memory import Place, place
 from ._lib.reader import _check, _path
+from ._lib.request import Request
 from ._lib.writer import _memory
 
 T = TypeVar("T")
@@ -234,14 +235,12 @@ def _done(result: KVResult) -> list[bool]:
 
 
 class KVCall:
-    """A request of a store that is under way. It keeps the memory of its blocks."""
+    """A request of a store that is under way. It keeps the memory of its blocks. A request that is forgotten is cancelled."""
 
     def __init__(self, store: KVStore, verb: str, keys: Sequence[bytes], blocks: Any, tokens: Sequence[int], eventfd: int) -> None:
         self._library = store._library
-        self._handle = ctypes.c_uint64()
         self._result: KVResult | BaseException | None = None
         self._lock = threading.Lock()
-        self._keep: Any = (store, blocks)
         self._count = len(tokens) if verb == "unpin" else len(keys)
         self._pins = verb == "pin"
         batch = _native.KVBatch(eventfd=eventfd, count=self._count, stream=_native.NO_STREAM)
@@ -258,26 +257,27 @@ class KVCall:
             batch.stream = store._stream(bool(parts["on_device"].any()))
         given = np.array(tokens, np.uint64)
         batch.tokens = given.ctypes.data
-        self._library.ask(f"kv_{verb}_begin", store._handle, batch, self._handle)
+        self._request: Request[None] | None = Request.begin(self._library, f"kv_{verb}_begin", (store._handle, batch), None, owner=(store, blocks))
 
     def look(self, timeout: float = 0.0) -> KVResult | None:
         """Gives the result, or None where it is not there after ``timeout`` seconds. It raises the error of the request."""
         with self._lock:
             if self._result is None:
                 self._result = self._ask(timeout)
-                if self._result is not None:
-                    self._keep = None
+                if self._result is not None and self._request is not None:
+                    self._request._handle.value, self._request = 0, None
             if isinstance(self._result, BaseException):
                 raise self._result
             return self._result
 
     def _ask(self, timeout: float) -> KVResult | BaseException | None:
+        assert self._request is not None
         outcomes = np.full(self._count, KVOutcome.UNDONE, np.int32)
         tokens = np.zeros(self._count, np.uint64) if self._pins else None
         result = _native.KVResult()
         where = None if tokens is None else tokens.ctypes.data
         try:
-            code = self._library.ask("kv_wait", self._handle, int(timeout * 1e9), result, outcomes.ctypes.data, where, self._count)
+            code = self._library.ask("kv_wait", self._request._handle, int(timeout * 1e9), result, outcomes.ctypes.data, where, self._count)
         except errors.Error as err:
             return err
         if code == _native.TIMEOUT:
@@ -346,7 +346,12 @@ class _Ends:
             self._calls[future] = (call, give)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve, name="hbmfs-kv", daemon=True)
-                self._thread.start()
+                try:
+                    self._thread.start()
+                except RuntimeError:  # there can be no more threads now
+                    self._thread = None
+                    del self._calls[future]
+                    raise
         self._look(future, call, give)  # it may have ended before it was listed
         return future
 

@@ -1,6 +1,7 @@
 """KVStore over a KV volume (hbmfs kv mount), on the CPU and on a fake GPU."""
 
 import ctypes
+import gc
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from hbmfs import KVOutcome
+from hbmfs._lib import _native
 
 BLOCK = 200_000
 
@@ -186,6 +188,53 @@ def test_what_makes_no_sense(volume, store, mount, tmp_path):
     for path in (mount, tmp_path):
         with pytest.raises(hbmfs.UnavailableError):
             hbmfs.KVStore(path, "x", 4096)
+
+
+@pytest.mark.parametrize("verb", ["put", "get"])
+@pytest.mark.parametrize("when", ["begins", "listed"])
+def test_ctrl_c_leaves_nothing_under_way(store, verb, when, monkeypatch):
+    """Nothing may write to memory that nobody keeps."""
+    ask, begun = _native.Library.ask, []
+
+    def interrupted(self, name, *arguments):
+        code = ask(self, name, *arguments)
+        if name == f"kv_{verb}_begin":
+            begun.append(arguments[-1].value)
+            if when == "begins":
+                raise KeyboardInterrupt
+        return code
+
+    class Interrupted:
+        def __init__(self):
+            raise KeyboardInterrupt
+
+    interrupts = False
+    with monkeypatch.context() as patch:
+        patch.setattr(_native.Library, "ask", interrupted)
+        if when == "listed":
+            patch.setattr("hbmfs.kv.Future", Interrupted)
+        try:
+            getattr(store, f"{verb}_many")(keys(8), noise(8, BLOCK))
+        except KeyboardInterrupt:
+            interrupts = True
+    gc.collect()
+    assert interrupts and store.stats()["requests"] == 0
+    with pytest.raises(hbmfs.ClosedError):
+        ask(store._library, "cancel", begun[0], 0)
+
+
+def test_no_more_threads(store, monkeypatch):
+    def fails(self):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("threading.Thread.start", fails)
+        with pytest.raises(RuntimeError, match="new thread"):
+            store.put_many(keys(2), noise(2, BLOCK))
+    gc.collect()
+    assert store.stats()["requests"] == 0
+    assert all(store.put_many(keys(2, b"later"), noise(2, BLOCK)).result(60).done)
+    store.close()
 
 
 def test_close(volume):
