@@ -23,7 +23,12 @@ class OpenField(NamedTuple):
     field: _fields.Field
     dataset: Dataset[Any]  # its elements
     device: str
-    pinned: Pinned | None
+    pages: Pinned | None
+
+    @property
+    def pinned(self) -> Pinned | None:
+        """Where its arrays are made, if that is pinned memory. A forked child, which cannot use CUDA, has none."""
+        return None if _native.library().forked else self.pages
 
     def place(self) -> Place:
         """Where its arrays are made."""

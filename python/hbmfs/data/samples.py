@@ -52,7 +52,7 @@ class SampleDataset:
     reader   a reader to share for the fields on its device; it is not closed with the dataset
     tensors  on the CPU True gives tensors of torch, and False NumPy arrays. None: tensors where torch is imported
 
-    It may be used from many threads at once, and in DataLoader workers: with places of the host after fork, with any after spawn. ``len(ds)`` counts
+    It may be used from many threads at once, and in DataLoader workers: with "cpu" after fork, with any place after spawn. ``len(ds)`` counts
     samples. A field that is not there is an InvalidError, which has the mount's reason. Damaged offsets are a FormatError that names the file.
     """
 

@@ -22,6 +22,7 @@ from hbmfs.data.part import chosen
 from hbmfs.data.permutation import Permutation
 from long import trials
 from numpy_dataset import NumpyDataset
+from test_fork import in_fork
 from waiting import until
 
 SAMPLES = 257
@@ -162,6 +163,23 @@ def test_the_gpu_copies_to_pinned_memory(whole, fields, gpu, monkeypatch):
             assert stats[name]["device"] == "pinned" and stats[name]["bytes"].keys() == {"mapped"} and "to memory of the host" in stats[name]["reason"]
         assert ds.fields["jpg"]["device"] == "pinned" and stats["number"]["bytes"].keys() == {"host"}
         pinned.close()
+
+
+def test_a_forked_child_has_no_pinned_memory(whole, fields, gpu, monkeypatch):
+    """With a reader of the host the field goes to plain memory there. With one of a GPU it is refused."""
+
+    class Unusable(Pinned):
+        def allocate(self, shape, dtype):
+            raise RuntimeError("CUDA cannot be used in a forked process")
+
+    monkeypatch.setattr("hbmfs._lib._memory.Pinned.of_torch", lambda: Unusable(None))
+    chosen = {"jpg": "pinned", "latent": "pinned"}
+    with hbmfs.Reader("cpu") as reader, hbmfs.SampleDataset(whole.path, chosen, reader=reader, tensors=False) as ds:
+        assert in_fork(lambda: same(ds.gather([4, 2, 4]), fields, [4, 2, 4]))
+        assert in_fork(lambda: type(ds.select(tensors=True).gather([4])["latent"]).__name__) == "Tensor"
+    with gpu.reader(reuse=True, pinned=64 << 20) as reader, hbmfs.SampleDataset(whole.path, chosen, reader=reader) as ds:
+        with pytest.raises(hbmfs.ForkedError, match="spawn"):
+            in_fork(lambda: len(ds.gather([4, 2])))
 
 
 @pytest.mark.parametrize("given", ["of the host", "that stages", None])
