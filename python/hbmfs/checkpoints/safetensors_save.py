@@ -136,7 +136,8 @@ def _item(name: str, tensor: Any) -> _Item:
     if isinstance(tensor, np.ndarray):
         code = _code(name, tensor.dtype.newbyteorder("=").name, tensor.dtype)
         plain = tensor.flags.c_contiguous and (tensor.dtype.isnative or tensor.nbytes == 0)
-        return _Item(name, code, tensor.shape, tensor.nbytes, _device.CPU, tensor.ctypes.data, None if plain else (*tensor.strides, tensor.dtype.isnative), tensor)
+        form = None if plain else (*tensor.strides, tensor.dtype.isnative)
+        return _Item(name, code, tensor.shape, tensor.nbytes, _device.CPU, tensor.ctypes.data, form, tensor)
     return _of_torch(name, tensor)
 
 
