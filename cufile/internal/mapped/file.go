@@ -152,15 +152,19 @@ func (m *Windows) remove(f *file) error {
 
 // thin unmaps files, until half of mostFiles are mapped. It needs mu and gives it up meanwhile.
 func (m *Windows) thin(w *crew.Worker) error {
-	files := map[*file]bool{}
+	files, leaving := map[*file]bool{}, m.order.Len() == 0
 	errs := []error{m.discardOldest(w, func(n *window) bool {
 		files[n.file] = true
 		return m.mapped-len(files) > m.mostFiles/2
 	})}
 	for _, f := range slices.Collect(maps.Values(m.files)) {
 		if f.idle() {
+			leaving = false
 			errs = append(errs, m.unmap(w, f))
 		}
+	}
+	if leaving { // other readers give all windows up, and so files
+		errs = append(errs, m.wait(w, m.changed))
 	}
 	return errors.Join(errs...)
 }

@@ -113,7 +113,7 @@ func newFakeGPU(t *testing.T) *fakeGPU {
 	must(t, err)
 	primary, err := cu.RetainPrimary(gpu.Device)
 	must(t, err)
-	g := &fakeGPU{options: Options{CUDA: cu, Library: library, Context: primary, Device: gpu.Device, Slot: 64 << 10, Window: 256 << 10, Pinned: 1 << 20}}
+	g := &fakeGPU{options: Options{CUDA: cu, Library: library, Context: primary, Kernels: &driver.Kernels{}, Device: gpu.Device, Slot: 64 << 10, Window: 256 << 10, Pinned: 1 << 20}}
 	must(t, cu.Within(primary, func() (err error) { g.to.HBM, err = cu.Alloc(4 << 20); return err }))
 	return g
 }
@@ -173,4 +173,87 @@ func TestClosingWaitsForFillingNoLongerThanItSays(t *testing.T) {
 	}
 	close(hung.gone)
 	must(t, errors.Join(m.Detach(), m.Detach()))
+}
+
+// TestRoomThatAnotherReaderGivesUp has a reader forget a file that takes all room, while the GPU reads the file. Another reader waits for that room, and
+// keeps nobody from the windows.
+func TestRoomThatAnotherReaderGivesUp(t *testing.T) {
+	g := newFakeGPU(t)
+	g.options.Pinned = 2 * g.options.Window
+	first, second := g.mover(t), g.mover(t)
+	windows := first.windows
+	full, other := fileOf(t, 512<<10), fileOf(t, 300_000)
+	open := func(name string) source.File { p, err := source.OpenPlain(name, 1); must(t, err); return p }
+	p, q := open(full), open(other)
+	b := p.Backing(nil)
+	move := func(m *Mover, b *source.Backing, n int64, keep bool) error {
+		_, err := m.Move(t.Context(), &g.to, []source.Piece{{File: b, N: n}}, keep)
+		return err
+	}
+	ask := func(function string) uint64 {
+		n, err := fakegpu.Ask(g.options.Library, function)
+		must(t, err)
+		return n
+	}
+	must(t, move(first, b, 512<<10, true))
+	ask("fake_cuda_hold")
+	ended := make(chan error, 3)
+	go func() { ended <- move(first, b, 4096, true) }()
+	until(t, "the GPU reads the file", func() bool { return ask("fake_cuda_pending") > 0 })
+	go func() {
+		ended <- first.Thread.Do(t.Context(), func(w *crew.Worker) error { return first.Forget(w, b) })
+	}()
+	free := func(ok func() bool) func() bool {
+		return func() bool {
+			if !windows.mu.TryLock() {
+				return false
+			}
+			defer windows.mu.Unlock()
+			return ok()
+		}
+	}
+	until(t, "the file is given up", free(func() bool { return windows.order.Len() == 0 }))
+	go func() { ended <- move(second, q.Backing(nil), 300_000, false) }()
+	until(t, "the other reader has found no room, and others can go on", free(func() bool { return windows.used[q.Backing(nil)] != nil }))
+	ask("fake_cuda_go_on")
+	for range 3 {
+		select {
+		case err := <-ended:
+			must(t, err)
+		case <-time.After(time.Minute):
+			t.Fatal("not all ends within a minute")
+		}
+	}
+	end(t, first)
+	end(t, second)
+	must(t, errors.Join(p.Close(), q.Close()))
+}
+
+// TestWaitingForWindowsThatGo has others give up the only window, which is in the way. Who needs its place waits, and no longer than its request.
+func TestWaitingForWindowsThatGo(t *testing.T) {
+	for what, waits := range map[string]func(m *Windows, w *crew.Worker, b *source.Backing) error{
+		"of bytes": func(m *Windows, w *crew.Worker, b *source.Backing) error {
+			return m.makeRoom(w, &pieces{}, &source.Piece{File: b, N: 1})
+		},
+		"of files": func(m *Windows, w *crew.Worker, _ *source.Backing) error { m.mostFiles = 1; return m.thin(w) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			m := newWindows(registryKey{"", 1 << 20, 2 << 20})
+			p, err := source.OpenPlain(fileOf(t, 4096), 1)
+			must(t, err)
+			f := mapOf(t, m, p.Backing(nil))
+			f.windows[0] = &window{file: f, settled: make(chan struct{})}
+			ctx, cancel := context.WithCancel(t.Context())
+			worker(t)(ctx, func(w *crew.Worker) {
+				cancel()
+				m.mu.Lock()
+				defer m.mu.Unlock()
+				if err := waits(m, w, p.Backing(nil)); !errors.Is(err, context.Canceled) {
+					t.Errorf("%v, want that the request was cancelled", err)
+				}
+			})
+			f.windows[0] = nil
+			must(t, errors.Join(m.fill.close(), m.endAll(nil), p.Close()))
+		})
+	}
 }

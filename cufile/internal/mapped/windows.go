@@ -176,6 +176,9 @@ func (m *Windows) makeRoom(w *crew.Worker, c *pieces, p *source.Piece) error {
 	if f, err := m.fileOf(p.File); err != nil || f == nil {
 		return errors.Join(err, m.thin(w))
 	}
+	if m.order.Len() == 0 { // other readers give all windows up
+		return m.wait(w, m.changed)
+	}
 	return m.halve(w, m.windowSize(p.File.Length, p.Offset/m.size))
 }
 
