@@ -3,6 +3,8 @@ package mapped
 import (
 	"cmp"
 	"context"
+	"fmt"
+	"io"
 	"slices"
 
 	"github.com/hbmfs/hbmfs/cufile/internal/crew"
@@ -39,11 +41,16 @@ func (m *Mover) Move(ctx context.Context, to *crew.Destination, list []source.Pi
 	return c.left, err
 }
 
-// unchanged fails when the file of a piece has changed since it was opened.
+// unchanged fails when the file of a piece has changed since it was opened, or was opened when it had been cut already and ends before the piece does.
 func unchanged(list []source.Piece) error {
 	for _, b := range source.FilesOf(list) {
 		if err := b.Unchanged(); err != nil {
 			return err
+		}
+	}
+	for i := range list {
+		if p := &list[i]; p.N > p.File.Length-p.Offset {
+			return fmt.Errorf("read %s at %d: %w: %w", p.File.Name, p.File.Length, source.ErrShort, io.ErrUnexpectedEOF)
 		}
 	}
 	return nil

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -96,4 +97,28 @@ func TestFillingATruncatedFile(t *testing.T) {
 	if err := errors.Join(m.fill.close(), m.endAll(nil), p.Close()); err != nil {
 		t.Error(err)
 	}
+}
+
+// TestAPieceBehindTheEnd moves pieces of a file that had been cut when it was opened. They end, or begin, in its last window, or behind it.
+func TestAPieceBehindTheEnd(t *testing.T) {
+	g := newFakeGPU(t)
+	m := g.mover(t)
+	const length, n = 300_000, 8192
+	p, err := source.OpenPlain(fileOf(t, length), 1)
+	must(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for _, offset := range []int64{length - n/2, length + n, 2 * g.options.Window, 5 * g.options.Window} {
+		_, err := m.Move(ctx, &g.to, []source.Piece{{File: p.Backing(nil), Offset: offset, N: n}}, false)
+		if !errors.Is(err, source.ErrShort) || !strings.Contains(err.Error(), " at 300000:") {
+			t.Errorf("a piece at %d: %v, want ErrShort and where the file ends", offset, err)
+		}
+	}
+	if n := m.PinnedBytes(); n != 0 {
+		t.Errorf("%d bytes are registered for pieces that cannot be moved", n)
+	}
+	_, err = m.Move(ctx, &g.to, []source.Piece{{File: p.Backing(nil), Offset: length - n, N: n}}, false)
+	must(t, err)
+	end(t, m)
+	must(t, p.Close())
 }
