@@ -8,6 +8,30 @@ import (
 	"testing"
 )
 
+// TestBatchesSeeOnlyFilesThatTheyRead says of a file whether the device saw it, by the last request that had spans of it.
+func TestBatchesSeeOnlyFilesThatTheyRead(t *testing.T) {
+	everyPath(t, func(t *testing.T, o Options) {
+		r := newReader(t, o)
+		var files []*File
+		for seed := range uint64(2) {
+			name, _ := randomFile(t, 100_000, 70+seed)
+			files = append(files, openFileIn(t, r, name))
+		}
+		m := newMemory(t, r, 2000, 0)
+		for range 2 {
+			must(t, brought(t, Target{Memory: m.Memory}, &Batch{Files: files, Element: 1, Sources: []int32{0, 0}, Starts: []int64{0, 50_000}, Length: 1000}))
+			if files[1].Info().Seen {
+				t.Error("a file of which nothing was read counts as seen")
+			}
+		}
+		seen := files[0].Info().Seen
+		must(t, brought(t, Target{Memory: m.Memory}, &Batch{Files: files, Element: 1, Sources: []int32{1}, Starts: []int64{0}, Length: 1000}))
+		if files[0].Info().Seen != seen {
+			t.Errorf("that a file was seen was %v, and a batch of another file has changed it", seen)
+		}
+	})
+}
+
 // TestBatchOfOneFile brings elements of a file that begins with something else, one span behind the other. What is not read stays.
 func TestBatchOfOneFile(t *testing.T) {
 	everyPath(t, func(t *testing.T, o Options) {

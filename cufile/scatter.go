@@ -222,7 +222,9 @@ func (s *scattering) took(missing []part) Result {
 	}
 	for i, p := range s.parts {
 		left := sizeOf(missing[i].spans)
-		p.file.seen.Store(left == 0)
+		if len(p.spans) > 0 {
+			p.file.seen.Store(left == 0)
+		}
 		n, shared := sizeOf(p.spans)-left, int64(0)
 		if s.shared != nil {
 			shared = bytesOf(s.shared[i : i+1])
