@@ -55,32 +55,34 @@ func (l *library) beginKV(handle uint64, eventfd int, begin func(s *kv.Store, en
 	if err != nil {
 		return 0, err
 	}
-	ended, err := notify(eventfd)
+	ended, unused, err := notify(eventfd)
 	if err != nil {
 		return 0, err
 	}
 	q, err := begin(s, ended)
 	if err != nil {
+		unused()
 		return 0, kvCode(err)
 	}
 	return l.add(handle, q)
 }
 
-// notify gives the function that tells an eventfd. The descriptor is one of its own, so that the caller may close the given one
-// at any time.
-func notify(eventfd int) (func(), error) {
+// notify gives the function that tells an eventfd, and one to call instead where no request has begun. The descriptor is one of its own, so that
+// the caller may close the given one at any time.
+func notify(eventfd int) (ended, unused func(), err error) {
 	if eventfd <= 0 {
-		return nil, nil
+		return nil, func() {}, nil
 	}
 	fd, err := unix.FcntlInt(uintptr(eventfd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
-		return nil, failf(codeInvalid, "descriptor %d is none that can be told: %v", eventfd, err)
+		return nil, nil, failf(codeInvalid, "descriptor %d is none that can be told: %v", eventfd, err)
 	}
+	unused = func() { _ = unix.Close(fd) }
 	return func() {
 		one := [8]byte{1} // little-endian, as all machines of this library are
 		_, _ = unix.Write(fd, one[:])
-		_ = unix.Close(fd)
-	}, nil
+		unused()
+	}, unused, nil
 }
 
 // waitKV ends the request and its handle, unless it takes longer than timeout.
