@@ -76,13 +76,14 @@ func (v *Volume) Status() *status.Checkpoints {
 	if v.opt.Drain != nil {
 		s.Drain = v.opt.Drain()
 	}
+	past := v.fast.Drafts() // this waits for drafts that are being sealed or published
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	s.Refused = append(s.Refused, v.refused...)
 	for _, d := range v.drafts {
 		s.Drafts = append(s.Drafts, d.status())
 	}
-	for _, d := range v.fast.Drafts() {
+	for _, d := range past {
 		s.Drafts = append(s.Drafts, status.DraftState{Name: d.Name, UID: d.UID, PID: d.PID, Since: d.Began, Open: d.Files - d.Sealed, Total: d.Bytes, Past: true})
 	}
 	slices.SortFunc(s.Drafts, func(a, b status.DraftState) int { return strings.Compare(a.Name, b.Name) })
