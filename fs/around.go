@@ -60,11 +60,16 @@ func (m *Mount) Unregister(id int32) {
 type Opened struct {
 	Inode   uint64
 	Backing int32 // 0 where the kernel has none
+	Writes  bool  // the program may write to it
 }
 
 // Book books a file that a request opens, and returns its handle. ok is false where its user has no room left.
 func (m *Mount) Book(of *fuse.InHeader, o Opened) (handle uint64, ok bool) {
-	return m.handles.openAs(of, uint32(o.Inode), handleOuter, o.Backing, int(o.Inode>>32))
+	from := *of
+	if o.Writes {
+		from.Unique |= requestWrites
+	}
+	return m.handles.openAs(&from, uint32(o.Inode), handleOuter, o.Backing, int(o.Inode>>32))
 }
 
 // Closing says that the file of the last open of a node is about to be unregistered. The next daemon does it again.
@@ -75,7 +80,7 @@ func (m *Mount) Closing(handle uint64) {
 }
 
 func (h *handle) outer() Opened {
-	return Opened{Inode: uint64(h.size)<<32 | uint64(h.node), Backing: h.backing}
+	return Opened{Inode: uint64(h.size)<<32 | uint64(h.node), Backing: h.backing, Writes: h.request&requestWrites != 0}
 }
 
 // Answered returns the handle that a daemon before gave to a request that the kernel sends again.

@@ -43,13 +43,17 @@ type handlesHead struct {
 
 const handlesVersion = 1
 
+// requestWrites marks a slot whose file may be written to. The kernel's numbers of requests are even (FUSE_INT_REQ_BIT of fs/fuse/fuse_dev_i.h). So
+// daemons that do not know the mark can go on with the table.
+const requestWrites = 1
+
 // handle is a slot of the table. state makes it valid, and is written last.
 type handle struct {
 	state   atomic.Uint32
 	life    uint32 // counts the uses of the slot
 	node    uint32
 	backing int32
-	request uint64 // the number of the OPEN
+	request uint64 // the number of the OPEN, and requestWrites
 	size    uint32 // of a text
 	uid     uint32 // who opened it
 }
@@ -147,7 +151,7 @@ func (t *handles) recover(each func(h *handle)) {
 			t.free = append(t.free, i)
 			continue
 		}
-		t.answers[h.request] = i
+		t.answers[h.request&^requestWrites] = i
 		t.room.Book(h.uid, 1)
 	}
 }
@@ -227,7 +231,7 @@ func (t *handles) close(number uint64) {
 	if h == nil {
 		return
 	}
-	delete(t.answers, h.request)
+	delete(t.answers, h.request&^requestWrites)
 	t.room.Book(h.uid, -1)
 	h.state.Store(handleFree)
 	t.free = append(t.free, uint32(number))

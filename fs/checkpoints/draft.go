@@ -236,7 +236,7 @@ func (d *mountedDraft) publish(ctx context.Context, name string) (err error) {
 	if err := d.rename(ctx, name, d.shown); err != nil {
 		return err
 	}
-	if err := d.book.PublishAll(ctx, checkpoint.SealOptions{Patience: pause.Patience, Sync: d.syncFile, Mapped: d.mapped, Room: d.mayMake, Progress: func(done, total int64) {
+	if err := d.book.PublishAll(ctx, checkpoint.SealOptions{Patience: pause.Patience, Sync: d.syncFile, Mapped: d.mapped, Room: d.mayMake, Closed: d.closed, Progress: func(done, total int64) {
 		d.total.Store(total)
 		d.sealed.Store(total)
 		d.done.Store(done)
@@ -246,6 +246,19 @@ func (d *mountedDraft) publish(ctx context.Context, name string) (err error) {
 	v.over(d)
 	d.settle(asked)
 	v.tell(name)
+	return nil
+}
+
+// closed names a file of the draft that a program has open for writing. The kernel opens a file itself only once the program takes the daemon's
+// answer, which is late where CPUs are busy. So no lease shows that until then.
+func (d *mountedDraft) closed() error {
+	d.v.mu.Lock()
+	defer d.v.mu.Unlock()
+	for _, n := range d.v.pens {
+		if n.draft == d && !n.gone {
+			return &checkpoint.Writing{File: n.pathLocked()}
+		}
+	}
 	return nil
 }
 

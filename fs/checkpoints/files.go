@@ -15,6 +15,9 @@ func writes(flags uint32) bool {
 	return flags&unix.O_ACCMODE != unix.O_RDONLY || flags&unix.O_TRUNC != 0
 }
 
+// pen tells whether a program can write to a file that it opens.
+func pen(flags uint32) bool { return flags&unix.O_ACCMODE != unix.O_RDONLY }
+
 // openFile opens a file of a draft for a request.
 func (v *Volume) openFile(n *node, h *fuse.InHeader, flags uint32, out *fuse.OpenOut) error {
 	if fh, o, ok := v.inner.Answered(h); ok { // by a daemon whose answer was lost
@@ -89,11 +92,10 @@ func (v *Volume) opened(n *node, o *opening, h *fuse.InHeader, flags uint32, out
 	v.mayMap(n, flags)
 	fh, ok := uint64(0), false
 	book := func(id int32) {
-		if fh, ok = v.inner.Book(h, fs.Opened{Inode: n.ino, Backing: id}); ok {
+		if fh, ok = v.inner.Book(h, fs.Opened{Inode: n.ino, Backing: id, Writes: pen(flags)}); ok {
 			v.mu.Lock()
 			n.backing = id
-			n.opens++
-			v.handles[fh] = n
+			v.has(fh, n, pen(flags))
 			v.mu.Unlock()
 		}
 	}
@@ -122,6 +124,15 @@ func (v *Volume) opened(n *node, o *opening, h *fuse.InHeader, flags uint32, out
 		out.OpenFlags &^= fuse.FOPEN_NOFLUSH
 	}
 	return nil
+}
+
+// has books an open of a file. The caller has mu.
+func (v *Volume) has(fh uint64, n *node, writes bool) {
+	n.opens++
+	v.handles[fh] = n
+	if writes {
+		v.pens[fh] = n
+	}
 }
 
 // mayMap notes whether the program can map the file for writing, which takes a descriptor for reading and writing.
@@ -176,6 +187,7 @@ func (v *Volume) idle(n *node) {
 func (v *Volume) closed(n *node, fh uint64) {
 	v.mu.Lock()
 	delete(v.handles, fh)
+	delete(v.pens, fh)
 	n.opens--
 	last := n.opens == 0
 	backing := n.backing
@@ -194,6 +206,7 @@ func (v *Volume) closed(n *node, fh uint64) {
 func (v *Volume) release(fh uint64) {
 	v.mu.Lock()
 	n := v.handles[fh]
+	delete(v.pens, fh) // publishing does not wait for the rest
 	if fd, ok := v.plain[fh]; ok {
 		_ = unix.Close(fd) // each write was answered
 		delete(v.plain, fh)
@@ -220,6 +233,22 @@ func (v *Volume) plainOpen(fh uint64, n *node, o *opening, flags uint32) error {
 	defer v.mu.Unlock()
 	v.plain[fh] = fd
 	return nil
+}
+
+// plainAgain is plainFile for a file that was opened before. If the daemon before had its descriptor, the file is opened for writing only while its draft
+// may change.
+func (v *Volume) plainAgain(fh uint64, n *node, flags uint32) (int, error) {
+	v.mu.Lock()
+	_, ok := v.plain[fh]
+	v.mu.Unlock()
+	if !ok && writes(flags) {
+		end, err := n.draft.change()
+		if err != nil {
+			return -1, err
+		}
+		defer end()
+	}
+	return v.plainFile(fh, n, flags)
 }
 
 // plainFile returns the descriptor of a file that is open without passthrough. The next daemon opens it again.

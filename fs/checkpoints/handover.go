@@ -159,6 +159,16 @@ func (v *Volume) Begin() error {
 		return err
 	}
 	v.fast.Adopt()
+	v.adoptOpens()
+	v.mu.Lock()
+	v.keep()
+	v.mu.Unlock()
+	v.tidying.Go(v.tidy)
+	return nil
+}
+
+// adoptOpens takes the open files of the daemon before.
+func (v *Volume) adoptOpens() {
 	removed := map[uint64]*node{} // whose readers and writers go on
 	v.inner.EachBooked(func(handle uint64, o fs.Opened) {
 		n := v.adoptFile(o.Inode)
@@ -168,17 +178,14 @@ func (v *Volume) Begin() error {
 		if n == nil {
 			n = removed[o.Inode]
 		}
+		if o.Writes && o.Backing == 0 && !n.gone {
+			_, _ = v.plainFile(handle, n, unix.O_RDWR) // its next write tries again
+		}
 		v.mu.Lock()
 		defer v.mu.Unlock()
-		v.handles[handle] = n
-		n.opens++
+		v.has(handle, n, o.Writes)
 		n.backing = o.Backing
 	})
-	v.mu.Lock()
-	v.keep()
-	v.mu.Unlock()
-	v.tidying.Go(v.tidy)
-	return nil
 }
 
 // adoptFile opens a file again that the daemon before had open, nil where it has no name any more.

@@ -56,6 +56,11 @@ func (v *Volume) node(id uint64) (*node, error) {
 func (n *node) path() string {
 	n.draft.v.mu.Lock()
 	defer n.draft.v.mu.Unlock()
+	return n.pathLocked()
+}
+
+// pathLocked is path for a caller that has mu.
+func (n *node) pathLocked() string {
 	at := "."
 	for ; n.parent != nil; n = n.parent {
 		at = path.Join(n.name, at)

@@ -68,7 +68,9 @@ func (r *router) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (fuse
 	n, err := r.v.node(in.NodeId)
 	fd, read := -1, 0
 	if err == nil {
-		fd, err = r.v.plainFile(in.Fh, n, in.Flags)
+		if fd, err = r.v.plainAgain(in.Fh, n, in.Flags); err != nil {
+			fd, err = r.v.plainFile(in.Fh, n, unix.O_RDONLY)
+		}
 	}
 	buf = buf[:min(len(buf), int(in.Size))]
 	for err == nil && read < len(buf) {
@@ -94,7 +96,7 @@ func (r *router) Write(_ <-chan struct{}, in *fuse.WriteIn, data []byte) (uint32
 		err = n.fits(in.Offset + uint64(len(data)))
 	}
 	if err == nil { // a process that has it open for writing keeps the draft from being published
-		fd, err = r.v.plainFile(in.Fh, n, in.Flags|unix.O_RDWR)
+		fd, err = r.v.plainAgain(in.Fh, n, in.Flags|unix.O_RDWR)
 	}
 	for err == nil && written < len(data) {
 		var m int

@@ -68,6 +68,7 @@ type Volume struct {
 	entries  int                        // in all of them
 	lastList uint64
 	handles  map[uint64]*node // of open files
+	pens     map[uint64]*node // of these, files that are open for writing
 	plain    map[uint64]int   // descriptors of files that are open without passthrough
 	refused  []string
 	minute   int64 // of the refusals that were logged last, and how many
@@ -82,7 +83,7 @@ var _ fs.Top = (*Volume)(nil)
 // writers are gone with the mount that they wrote through.
 func Open(ctx context.Context, dir string, opt Options) (v *Volume, err error) {
 	v = &Volume{
-		opt: opt, drafts: map[string]*mountedDraft{}, nodes: map[uint64]*node{}, listings: map[uint64][]fuse.DirEntry{}, handles: map[uint64]*node{}, plain: map[uint64]int{}, infos: map[string]info{},
+		opt: opt, drafts: map[string]*mountedDraft{}, nodes: map[uint64]*node{}, listings: map[uint64][]fuse.DirEntry{}, handles: map[uint64]*node{}, pens: map[uint64]*node{}, plain: map[uint64]int{}, infos: map[string]info{},
 		lastList: uint64(time.Now().UnixNano()), room: newRoom(),
 	}
 	defer func() {

@@ -21,6 +21,8 @@ import (
 // SealOptions say how a draft of plain files is published.
 type SealOptions struct {
 	Patience time.Duration           // how long a file may still be open for writing: the kernel closes some a moment after close(2)
+	// Closed gives a [Writing] of a file that the kernel may open for writing yet, since it has the answer that allows it. nil: there is none.
+	Closed   func() error
 	Progress func(done, total int64) // bytes; may be called from several threads at once. nil: nobody asks
 	// Sync syncs a file, given by its name and a descriptor, with a descriptor that was open before the file was written: others miss errors that
 	// were reported before. It remembers a sync that has failed. nil: the descriptor is synced.
@@ -85,8 +87,19 @@ func (d *Draft) publishAll(ctx context.Context, opt SealOptions) error {
 		return err
 	}
 	deadline := time.Now().Add(opt.Patience)
+	if opt.Closed != nil {
+		if err := whenClosed(ctx, deadline, opt.Closed); err != nil {
+			return err
+		}
+	}
 	for i := range files {
-		if err := d.whenClosed(ctx, files[i].Name, deadline); err != nil {
+		if err := whenClosed(ctx, deadline, func() error {
+			f, err := d.leased(files[i].Name)
+			if err != nil {
+				return err
+			}
+			return f.Close() // and the lease with it
+		}); err != nil {
 			return err
 		}
 	}
@@ -152,14 +165,11 @@ func (d *Draft) files(book func(bytes int64) bool) (files []File, err error) {
 	return files, err
 }
 
-// whenClosed waits until nobody can write a file.
-func (d *Draft) whenClosed(ctx context.Context, name string, deadline time.Time) error {
+// whenClosed waits until closed finds no file that somebody can write.
+func whenClosed(ctx context.Context, deadline time.Time, closed func() error) error {
 	const again = 5 * time.Millisecond // a driver closes its descriptor a moment after its user did
 	for {
-		f, err := d.leased(name)
-		if err == nil {
-			return f.Close() // and the lease with it
-		}
+		err := closed()
 		if !errors.Is(err, ErrOpen) || time.Now().After(deadline) {
 			return err
 		}
