@@ -1,6 +1,7 @@
 package host
 
 import (
+	"errors"
 	"maps"
 	"os"
 	"slices"
@@ -12,23 +13,23 @@ func (v *nodeVolume) forget() error {
 	var targets []string
 	v.with(func(r *record) { targets = slices.Collect(maps.Keys(r.Published)) })
 	targets = slices.DeleteFunc(targets, func(target string) bool { return !missingPath(target) })
-	if err := v.update(func(r *record) {
+	var err error
+	v.with(func(r *record) {
 		for _, target := range targets {
 			delete(r.Published, target)
 		}
 		if len(targets) > 0 {
 			r.mayLinger() // the rest of the drain is unknown
 		}
-	}); err != nil {
-		return err
-	}
-	return v.forgetStaged()
+		err = v.save() // nobody calls again: they are dropped all the same
+	})
+	return errors.Join(err, v.forgetStaged())
 }
 
 // forgetStaged drops stagings below a directory of kubelet that has been wiped since. Kubelet makes a staging path before
 // it asks for the staging, and removes it after the unstaging. A volume that a pod has stays: later calls for the pod may
 // rely on the secrets of the staging.
-func (v *nodeVolume) forgetStaged() error {
+func (v *nodeVolume) forgetStaged() (err error) {
 	h := v.host
 	var staged map[string]string
 	v.with(func(r *record) { staged = maps.Clone(r.Staged) })
@@ -38,9 +39,9 @@ func (v *nodeVolume) forgetStaged() error {
 			continue
 		}
 		log := h.log.With("volume", v.key, "volume_id", id, "path", path)
-		_, err := os.Stat(h.opt.KubeletDir)
+		_, missing := os.Stat(h.opt.KubeletDir)
 		switch {
-		case err != nil || !below(path, h.opt.KubeletDir): // perhaps a disk is not mounted yet
+		case missing != nil || !below(path, h.opt.KubeletDir): // perhaps a disk is not mounted yet
 			log.Warn("a volume stays staged although its staging path is gone, since kubelet's directory is not there, or the path not in it; NodeUnstageVolume ends it")
 			continue
 		case h.inPods(id):
@@ -48,11 +49,12 @@ func (v *nodeVolume) forgetStaged() error {
 			continue
 		}
 		log.Warn("a volume is staged no more: its staging path was removed without NodeUnstageVolume")
-		if err := v.update(func(r *record) { delete(r.Staged, id) }); err != nil {
-			return err
-		}
+		v.with(func(r *record) {
+			delete(r.Staged, id)
+			err = errors.Join(err, v.save())
+		})
 	}
-	return nil
+	return err
 }
 
 // inPods tells whether a volume id is published anywhere, by whichever daemon.

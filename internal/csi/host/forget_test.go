@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
 )
 
 // stage stages a volume of the node's data as kubelet does, and returns where.
@@ -18,6 +20,12 @@ func (n *node) stage(id string, attributes ...string) string {
 	defer cancel()
 	n.must(n.stageAt(ctx, id, path, attributes...))
 	return path
+}
+
+// unstage ends the staging of a volume.
+func (n *node) unstage(id, path string) error {
+	_, err := n.service().NodeUnstageVolume(n.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: id, StagingTargetPath: path})
+	return err
 }
 
 // stagedIDs are the volume ids that the host has staged.

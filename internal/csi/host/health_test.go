@@ -216,12 +216,8 @@ func TestTheLastUserOfAStartThatHangs(t *testing.T) {
 	n.within("a daemon tries", func() bool { return len(n.daemons()) == 1 })
 	cancel()
 	n.code(<-staged, codes.Canceled)
-	unstage := func() error {
-		_, err := n.service().NodeUnstageVolume(t.Context(), &csi.NodeUnstageVolumeRequest{VolumeId: "v", StagingTargetPath: n.kubelet("staging")})
-		return err
-	}
 	n.within("it can be unstaged", func() bool { // aborted until the work for the call that was given up has ended
-		err := unstage()
+		err := n.unstage("v", n.kubelet("staging"))
 		if err != nil {
 			n.code(err, codes.Aborted)
 		}

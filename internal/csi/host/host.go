@@ -211,7 +211,8 @@ func (h *Host) claim(w volume.Want, old *nodeVolume, u use) (*nodeVolume, error)
 	} else if err := v.rec.sameGroup(u.pod); err != nil {
 		return nil, err
 	}
-	if v == nil {
+	fresh := v == nil
+	if fresh {
 		v = newNodeVolume(h, w.Key(), record{Spec: w.Spec})
 		for n := 2; h.volumes[v.key] != nil; n++ { // a volume whose credentials changed has the name of its first ones
 			v.key = fmt.Sprintf("%s-%d", w.Key(), n)
@@ -221,9 +222,14 @@ func (h *Host) claim(w volume.Want, old *nodeVolume, u use) (*nodeVolume, error)
 		}
 		h.volumes[v.key] = v
 	}
-	u.add(&v.rec)
-	v.rec.noLinger()
-	return v, v.save()
+	if err := v.change(func(r *record) { u.add(r); r.noLinger() }); err != nil {
+		if fresh {
+			delete(h.volumes, v.key)
+			err = errors.Join(err, v.remove())
+		}
+		return nil, err
+	}
+	return v, nil
 }
 
 func (h *Host) find(spec volume.Spec) *nodeVolume {

@@ -36,11 +36,8 @@ func (r *record) mayLinger() {
 // noLinger notes that a volume does not linger. It needs mu.
 func (r *record) noLinger() { r.Draining, r.Kept = false, time.Time{} }
 
-// endLinger has a volume that lingers end. It needs mu.
+// endLinger has a volume end that nobody uses: one that lingers, or whose end has failed. It needs mu.
 func (h *Host) endLinger(v *nodeVolume) {
-	if !v.rec.lingering() {
-		return // it ends already
-	}
 	v.rec.noLinger()
 	h.work.Go(func() { h.endQuietly(v) })
 }
@@ -79,13 +76,15 @@ func (v *nodeVolume) linger() {
 // endLingering ends a volume, unless somebody uses it again.
 func (v *nodeVolume) endLingering() {
 	ended := false
-	if err := v.update(func(r *record) {
-		if ended = r.idle() && r.lingering(); ended {
-			r.noLinger()
+	v.with(func(r *record) {
+		if ended = r.idle() && r.lingering(); !ended {
+			return
 		}
-	}); err != nil {
-		v.host.log.Error("cannot write the record", "volume", v.key, "error", err)
-	}
+		r.noLinger()
+		if err := v.save(); err != nil { // it goes with the volume
+			v.host.log.Error("cannot write the record", "volume", v.key, "error", err)
+		}
+	})
 	if ended {
 		v.host.endQuietly(v)
 	}

@@ -52,8 +52,7 @@ func (v *nodeVolume) with(do func(*record))   { v.host.mu.Lock(); defer v.host.m
 func (v *nodeVolume) update(do func(*record)) error {
 	v.host.mu.Lock()
 	defer v.host.mu.Unlock()
-	do(&v.rec)
-	return v.save()
+	return v.change(do)
 }
 
 // acquire takes the lock of the volume. Waiting for it honours ctx.

@@ -87,6 +87,19 @@ func (v *nodeVolume) save() error {
 	return nil
 }
 
+// change changes the record and writes it; the host's mu must be held. A record that cannot be written stays as it was, so that kubelet's
+// next try finds it.
+func (v *nodeVolume) change(do func(*record)) error {
+	was := v.rec
+	was.Staged, was.Published = maps.Clone(was.Staged), maps.Clone(was.Published)
+	do(&v.rec)
+	err := v.save()
+	if err != nil {
+		v.rec = was
+	}
+	return err
+}
+
 // replaceFile writes a file that only root can read. Power loss may lose it, with all mounts.
 func replaceFile(path string, content []byte) error {
 	next := path + ".new"
