@@ -172,6 +172,9 @@ func (n *node) attributes(pairs []string) map[string]string {
 	for i := 0; i < len(pairs); i += 2 {
 		a[pairs[i]] = pairs[i+1]
 	}
+	if a["kv"] != "" {
+		delete(a, "source")
+	}
 	return a
 }
 

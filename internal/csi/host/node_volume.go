@@ -32,6 +32,7 @@ type nodeVolume struct {
 	rec    record             // guarded by the host's mu
 	saved  []byte             // the record as it is on disk; guarded by mu
 	cancel context.CancelFunc // of the wait for a daemon, guarded by mu
+	served bool               // a daemon has been up, though another may just take its place; guarded by mu
 	failed string             // why the last start failed, "" when it did not; guarded by mu
 
 	showing sync.Mutex // held while a daemon that comes up is shown to a pod, and while a use is hidden
@@ -280,6 +281,7 @@ func (v *nodeVolume) adopt(d *daemon) error {
 		return err
 	}
 	v.daemon = d
+	v.with(func(*record) { v.served = true })
 	v.host.held.serve(v.key, d)
 	v.host.work.Go(func() { v.watch(d) })
 	v.host.work.Go(func() { v.keepCopy(d) })
@@ -377,6 +379,7 @@ func (v *nodeVolume) stop() error {
 		}
 	}
 	v.daemon = nil
+	v.with(func(*record) { v.served = false })
 	v.clean()
 	return nil
 }

@@ -18,10 +18,9 @@ func (h *Host) unuse(ctx context.Context, v *nodeVolume, u use) error {
 	}
 	err = v.hide(u)
 	if err == nil {
-		lives := locked && v.daemon.alive()
 		err = v.update(func(r *record) {
 			u.drop(r)
-			if lives {
+			if v.served { // else there is nothing to stay for
 				r.mayLinger()
 			}
 		})

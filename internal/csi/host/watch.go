@@ -99,7 +99,7 @@ func (h *Host) Start() error {
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			h.log.Error("a volume is forgotten whose record cannot be read", "volume", v.key, "error", err)
 		}
-		v.rec = rec // an empty one has no users
+		v.rec, v.served = rec, true // an empty one has no users
 		h.volumes[v.key] = v
 		v.lock <- struct{}{} // until it is recovered
 		known = append(known, v)
