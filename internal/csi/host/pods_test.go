@@ -3,6 +3,7 @@ package host
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -10,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/hbmfs/hbmfs/internal/csi/mounts"
 )
 
 // namespace is a process with a mount namespace of its own, as a pod's: flags are those of unshare, and script is what the
@@ -119,7 +122,7 @@ func TestAMountThatOnlyPretends(t *testing.T) {
 	n.must(os.Mkdir(at, 0o755))
 	n.must(os.Chmod(filepath.Dir(n.dir), 0o755))
 	root := n.start(append(user, fmt.Sprintf("exec 3<>/dev/fuse; mount -i -t fuse.hbmfs -o fd=3,rootmode=40000,user_id=0,group_id=0 '%s' %s; exec 3<&-; echo there; exec sleep 1000000", v.name(), at))...)
-	mounts := func() (here []string) {
+	seen := func() (here []string) {
 		table, err := os.ReadFile(strings.TrimSuffix(root, "root") + "mountinfo")
 		n.must(err)
 		for line := range strings.Lines(string(table)) {
@@ -129,17 +132,64 @@ func TestAMountThatOnlyPretends(t *testing.T) {
 		}
 		return here
 	}
-	before := mounts()
+	before := seen()
 	if !slices.ContainsFunc(before, func(line string) bool { return strings.Contains(line, " "+at+" ") && strings.Contains(line, v.name()) }) {
 		t.Fatalf("there is no such mount:\n%s", before)
 	}
 	n.must(v.acquire(t.Context()))
 	v.replaceDead()
 	v.unlock()
-	if after := mounts(); !slices.Equal(after, before) {
+	if after := seen(); !slices.Equal(after, before) {
 		t.Errorf("the mounts were\n%s\nand are\n%s", before, after)
 	}
 	n.must(n.unpublish("v", "p"))
+	n.clean()
+}
+
+// TestALinkAboveADeadMount has root of a pod put a link in the place of the directory that a dead mount is in, once the host has seen it there. By the
+// link the host would replace a mount at another place.
+func TestALinkAboveADeadMount(t *testing.T) {
+	n := newNode(t)
+	n.write("a.bin", "some tokens")
+	n.must(n.publish("dead", "p"))
+	n.mu.Lock()
+	v, _ := n.published(n.target("p"))
+	n.mu.Unlock()
+	real, link := n.dir+"/real", n.dir+"/link"
+	n.must(os.MkdirAll(real+"/at", 0o755))
+	n.must(os.Symlink(real, link))
+	root := n.namespace(fmt.Sprintf("mount --bind %s %s/at", n.target("p"), real), "--propagation", "private")
+	n.must(v.acquire(t.Context())) // so that no other daemon is started
+	n.killHeld()
+	n.must(n.publish("alive", "q", "umask", "027"))
+	n.mu.Lock()
+	alive, _ := n.published(n.target("q"))
+	n.mu.Unlock()
+	device, err := alive.device()
+	n.must(err)
+	table := func() string {
+		text, err := os.ReadFile(strings.TrimSuffix(root, "root") + "mountinfo")
+		n.must(err)
+		return string(text)
+	}
+	replace := func(place string) (int, error) {
+		var pid int
+		_, err := fmt.Sscanf(root, "/proc/%d/root", &pid)
+		n.must(err)
+		return mounts.ReplaceIn(t.Context(), mounts.Namespace{PID: pid, Places: []mounts.Sighting{{Path: place, Root: "/"}}}, alive.mount(), device, false, n.opt.Helper)
+	}
+	before := table()
+	if count, err := replace(link + "/at"); err == nil || count != 0 || table() != before {
+		t.Errorf("by a link %d mounts were replaced, %v; the mounts were\n%s\nand are\n%s", count, err, before, table())
+	}
+	if count, err := replace(n.dir + "/gone/at"); err != nil || count != 0 {
+		t.Errorf("of a directory that is gone %d mounts were replaced, %v", count, err)
+	}
+	if count, err := replace(real + "/at"); err != nil || count != 1 || !n.reads(root+real+"/at", "a.bin") {
+		t.Errorf("by its own path %d mounts were replaced, %v", count, err)
+	}
+	v.unlock()
+	n.must(errors.Join(n.unpublish("dead", "p"), n.unpublish("alive", "q")))
 	n.clean()
 }
 

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -145,16 +146,34 @@ func Inside(from io.Reader, to io.Writer) error {
 	}
 	var errs []error
 	for i, p := range places {
-		// It may have gone meanwhile. And it may only have the name, and get no copy: a user may have mounted it in a
-		// user namespace. Of that the kernel tells root nothing, not even that it is dead (fuse_allow_current_process).
-		if !Dead(p.Path) {
+		if err := enter(filepath.Dir(p.Path)); errors.Is(err, fs.ErrNotExist) {
+			continue
+		} else if err != nil {
+			errs = append(errs, err)
 			continue
 		}
-		if err := (&Tree{4 + i}).Replace(p.Path); err != nil {
-			errs = append(errs, err)
+		name := "./" + filepath.Base(p.Path)
+		// It may have gone meanwhile. And it may only have the name, and get no copy: a user may have mounted it in a
+		// user namespace. Of that the kernel tells root nothing, not even that it is dead (fuse_allow_current_process).
+		if !Dead(name) {
+			continue
+		}
+		if err := (&Tree{4 + i}).Replace(name); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", p.Path, err))
 			continue
 		}
 		fmt.Fprintf(to, "replaced %q\n", p.Path)
 	}
 	return errors.Join(errs...)
+}
+
+// enter makes a directory the working directory. A mount point cannot be renamed where it is seen, but the directories above it can: root of a
+// pod may put links in their place at any time. Paths of the mount table have none.
+func enter(dir string) error {
+	fd, err := unix.Openat2(unix.AT_FDCWD, dir, &unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS})
+	if err != nil {
+		return fmt.Errorf("open %s, without following links: %w", dir, err)
+	}
+	defer func() { _ = unix.Close(fd) }() // opened to enter it
+	return os.NewSyscallError("fchdir", unix.Fchdir(fd))
 }

@@ -160,10 +160,14 @@ func (t *Tree) Replace(path string) error {
 }
 
 // Dead tells whether the daemon of the mount at path is gone. It asks the kernel, which asks the daemon where there is
-// one: a daemon that is stuck keeps the caller waiting.
+// one: a daemon that is stuck keeps the caller waiting. A link at path is none.
 func Dead(path string) bool {
-	var st unix.Statfs_t
-	err := unix.Statfs(path, &st)
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err == nil {
+		var st unix.Statfs_t
+		err = unix.Fstatfs(fd, &st)
+		_ = unix.Close(fd) // opened to name it
+	}
 	return errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ECONNABORTED)
 }
 
