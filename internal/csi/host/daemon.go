@@ -338,7 +338,7 @@ func (h *Host) findDaemons() (map[string][]int, error) {
 	return found, nil
 }
 
-// keepersBelow looks for processes that hold mounts. They write to the logs of their daemons, which are below dir.
+// keepersBelow looks for processes of this user that hold mounts. They write to the logs of their daemons, which are below dir.
 func keepersBelow(dir string) (pids []int, err error) {
 	all, err := filepath.Glob("/proc/[0-9]*")
 	for _, proc := range all {
@@ -347,7 +347,7 @@ func keepersBelow(dir string) (pids []int, err error) {
 			continue
 		}
 		line, err := os.ReadFile(filepath.Join(proc, "cmdline"))
-		if args := strings.Split(string(line), "\x00"); err != nil || len(args) < 2 || args[1] != handover.KeeperArgument {
+		if args := strings.Split(string(line), "\x00"); err != nil || len(args) < 2 || args[1] != handover.KeeperArgument || !ours(proc) {
 			continue
 		}
 		if pid, err := strconv.Atoi(filepath.Base(proc)); err == nil {
@@ -364,8 +364,15 @@ func mountPointOf(proc string) string {
 	if at := slices.Index(args, "mount"); err != nil || len(args) < 5 || at < 1 || at > 2 || args[at+1] != "-f" { // of a volume it is the second word
 		return ""
 	}
-	if info, err := os.Stat(proc); err != nil || info.Sys().(*syscall.Stat_t).Uid != uint32(os.Geteuid()) {
+	if !ours(proc) {
 		return ""
 	}
 	return args[len(args)-1]
+}
+
+// ours tells whether a process has this one's user. Daemons that outlive their host's container are in a mount namespace that no other process
+// need have, so nothing can be told by that.
+func ours(proc string) bool {
+	info, err := os.Stat(proc)
+	return err == nil && info.Sys().(*syscall.Stat_t).Uid == uint32(os.Geteuid())
 }

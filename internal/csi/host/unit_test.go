@@ -1,12 +1,17 @@
 package host
 
 import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"testing"
 
 	"google.golang.org/grpc/codes"
 
 	"github.com/hbmfs/hbmfs/internal/csi/volume"
+	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
 func TestEnvironmentLendsNoRights(t *testing.T) {
@@ -34,6 +39,27 @@ func TestEnvironmentLendsNoRights(t *testing.T) {
 	}
 	if got := v.rights(volume.Spec{Source: "gs://bucket", Auth: volume.AuthSecret}); !slices.Contains(got, "GOOGLE_APPLICATION_CREDENTIALS=/s/volumes/k/credentials") {
 		t.Errorf("the credentials of Google: %q", got)
+	}
+}
+
+// TestAKeeperOfAnotherUser has processes look as keepers do. One of another user is none, wherever its log seems to be.
+func TestAKeeperOfAnotherUser(t *testing.T) {
+	blackbox.NeedRoot(t)
+	n, dir := &node{T: t}, t.TempDir()
+	for _, tool := range []string{"bash", "setpriv"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			t.Skipf("needs %s", tool)
+		}
+	}
+	n.must(os.WriteFile(filepath.Join(dir, "keeper"), []byte("echo there; kill -STOP $$"), 0o644))
+	n.must(os.Chmod(dir, 0o755))
+	for user, want := range map[string]int{"0": 1, "1000": 0} {
+		log := filepath.Join(dir, user)
+		n.must(os.Mkdir(log, 0o755))
+		n.start("bash", "-c", fmt.Sprintf("cd %s; exec setpriv --reuid=%s --clear-groups bash keeper 2>%s/log", dir, user, log))
+		if pids, err := keepersBelow(log); err != nil || len(pids) != want {
+			t.Errorf("of user %s there are keepers %v, %v, want %d", user, pids, err, want)
+		}
 	}
 }
 
