@@ -6,7 +6,7 @@
 // The version of a file says its content: sha256:HEX of a file in LFS or Xet storage, git:HEX, Git's hash of a blob, of all others.
 // The Hub gives it with each file that is asked for, before it redirects to the storage that has the bytes.
 //
-// The token goes to the Hub alone. An address of the storage is signed, and secret. It is kept in memory until the storage
+// The token goes to the Hub and its mirrors alone, and not over plain http to other machines. An address of the storage is signed, and secret. It is kept in memory until the storage
 // refuses it, and then the Hub is asked for another one.
 //
 // The calls are those of huggingface_hub: hf_api.py, file_download.py and utils/_http.py.
@@ -58,20 +58,25 @@ func Open(s Source, opt fetch.Options) *Repo {
 	o := &Repo{source: s, local: newBlobs(s.local())}
 	o.Client = fetch.New(o, opt)
 	transport := o.Transport()
-	o.hub = &hub{endpoint: s.Endpoint, anonymous: s.Anonymous, busy: new(atomic.Int64), client: &http.Client{
+	o.hub = &hub{endpoint: s.Endpoint, anonymous: s.Anonymous || address.Exposed(s.Endpoint.String()), busy: new(atomic.Int64), client: &http.Client{
 		Transport:     trace.Transport(opt.Guard.Transport(transport)),
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}}
 	return o
 }
 
-// Through returns a getter of the same files that asks a mirror at endpoint, a URL.
+// Through returns a getter of the same files that asks a mirror at endpoint, a URL. The token does not go to it over plain http.
 func (o *Repo) Through(endpoint string) (fetch.Getter, error) {
 	u, err := address.Server(endpoint)
 	if err != nil {
 		return nil, fmt.Errorf("cache: %w: %w", err, fs.ErrInvalid)
 	}
-	h := &hub{endpoint: u, anonymous: o.anonymous, client: o.client, busy: new(atomic.Int64)}
+	h := &hub{endpoint: u, anonymous: o.anonymous || address.Exposed(endpoint), client: o.client, busy: new(atomic.Int64)}
+	if h.anonymous && !o.anonymous {
+		if text, err := token(); err != nil || text != "" {
+			return nil, fmt.Errorf("cache %q: the Hub's token would be readable on its way: use https://, or anonymous=true where the repository is public", endpoint)
+		}
+	}
 	return &through{o, h}, nil
 }
 
@@ -165,6 +170,8 @@ func (h *hub) explain(s Source, res *http.Response) error {
 	token, sent := strings.CutPrefix(res.Request.Header.Get("Authorization"), "Bearer ")
 	access := "its token has no access to it"
 	switch {
+	case !sent && h.anonymous && !s.Anonymous:
+		access = "no token is sent over http://, where others could read it"
 	case !sent && h.anonymous:
 		access = "it is asked without a token"
 	case !sent:
