@@ -2,6 +2,7 @@ package s3origin
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"io/fs"
 	"net/http"
@@ -52,7 +53,7 @@ func (s Source) credentials(transport http.RoundTripper) (*credentials.Credentia
 	instance := s.Endpoint == "s3.amazonaws.com" && os.Getenv("AWS_EC2_METADATA_DISABLED") != "true"
 	switch {
 	case p.hasKeys:
-		return credentials.New(&proven{Provider: &credentials.FileAWSCredentials{Profile: p.name}, from: p.String()}), nil
+		return credentials.New(&proven{Provider: &credentials.FileAWSCredentials{Profile: p.name}, from: p}), nil
 	case p.named && !container && !instance:
 		return nil, noCredentialsf("%s has no keys, no credential_process and no SSO", p)
 	case container, p.named:
@@ -94,7 +95,7 @@ func checkWebIdentity(file string) error {
 // proven is a provider whose first failure is final: it was set up wrongly. One that has worked will work again.
 type proven struct {
 	credentials.Provider
-	from   string
+	from   profile
 	worked atomic.Bool
 }
 
@@ -108,10 +109,15 @@ func (p *proven) RetrieveWithCredContext(cc *credentials.CredContext) (credentia
 	case err == nil:
 		err = fmt.Errorf("it gives no keys")
 	}
-	if p.worked.Load() {
-		return credentials.Value{}, fmt.Errorf("%s: %w", p.from, err)
+	said := fmt.Sprintf("%s: %v", p.from, err)
+	var bad noCredentials
+	if _, why := findProfile(p.from.name); errors.As(why, &bad) { // and shows no line of the file, where the other may show a secret
+		said = string(bad)
 	}
-	return credentials.Value{}, noCredentialsf("%s: %v", p.from, err)
+	if p.worked.Load() {
+		return credentials.Value{}, errors.New(said)
+	}
+	return credentials.Value{}, noCredentials(said)
 }
 
 // Retrieve implements [credentials.Provider].

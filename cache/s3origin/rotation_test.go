@@ -70,7 +70,7 @@ func writeKeys(t *testing.T, file, key string) {
 func TestRotatedCredentials(t *testing.T) {
 	for _, code := range []string{"InvalidAccessKeyId", "SignatureDoesNotMatch", "AccessDenied"} {
 		t.Run(code, func(t *testing.T) {
-			o, store, file := openKeyed(t, code)
+			o, store, file := openKeyed(t, code, fetch.Options{Patience: time.Minute})
 			l, err := o.List(t.Context())
 			if err != nil {
 				t.Fatal(err)
@@ -102,7 +102,7 @@ func TestRotatedCredentials(t *testing.T) {
 
 // TestKeysThatComeLater has the store refuse the old key before the new one is known here.
 func TestKeysThatComeLater(t *testing.T) {
-	o, store, file := openKeyed(t, "SignatureDoesNotMatch")
+	o, store, file := openKeyed(t, "SignatureDoesNotMatch", fetch.Options{Patience: time.Minute})
 	l, err := o.List(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -124,7 +124,7 @@ func TestKeysThatComeLater(t *testing.T) {
 
 // TestKeysThatNeverWorked are an error at once.
 func TestKeysThatNeverWorked(t *testing.T) {
-	o, store, _ := openKeyed(t, "InvalidAccessKeyId")
+	o, store, _ := openKeyed(t, "InvalidAccessKeyId", fetch.Options{Patience: time.Minute})
 	store.key.Store("another")
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -133,7 +133,53 @@ func TestKeysThatNeverWorked(t *testing.T) {
 	}
 }
 
-func openKeyed(t *testing.T, code string) (*Bucket, *keyedStore, string) {
+// TestDamagedFilesStaySecret has a file of keys written anew and wrongly. Neither notices nor the read's error show a line of it, and the
+// read goes on once the file is mended.
+func TestDamagedFilesStaySecret(t *testing.T) {
+	for name, text := range map[string]string{
+		"no delimiter":    "[default]\naws_access_key_id = second\nhunter2\n",
+		"an open section": "[default hunter2\n",
+		"no key's name":   "[default]\n= hunter2\n",
+		"half a pair":     "[default]\naws_secret_access_key = hunter2\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			told := make(chan error, 1000)
+			o, store, file := openKeyed(t, "InvalidAccessKeyId", fetch.Options{Patience: time.Hour, Retrying: func(err error) { told <- err }})
+			l, err := o.List(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			store.key.Store("second")
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+			defer cancel()
+			done := make(chan error, 1)
+			go func() {
+				_, err := o.ReadAt(ctx, l.Objects[0], make([]byte, 4), 0)
+				done <- err
+			}()
+			for says := ""; !strings.Contains(says, file); {
+				select {
+				case err := <-told:
+					says = err.Error()
+				case err := <-done:
+					t.Fatalf("the read ended: %v", err)
+				}
+				if strings.Contains(says, "hunter2") {
+					t.Fatalf("a secret is shown: %s", says)
+				}
+			}
+			writeKeys(t, file, "second")
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func openKeyed(t *testing.T, code string, opt fetch.Options) (*Bucket, *keyedStore, string) {
 	store := &keyedStore{}
 	store.answer.Store(code)
 	file := filepath.Join(t.TempDir(), "credentials")
@@ -148,7 +194,7 @@ func openKeyed(t *testing.T, code string) (*Bucket, *keyedStore, string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o, err := Open(s, fetch.Options{Patience: time.Minute})
+	o, err := Open(s, opt)
 	if err != nil {
 		t.Fatal(err)
 	}
