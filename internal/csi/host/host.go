@@ -12,7 +12,6 @@
 package host
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -199,17 +198,15 @@ func (h *Host) claim(w volume.Want, old *nodeVolume, u use) (*nodeVolume, error)
 	if v == nil {
 		v = h.find(w.Spec)
 	}
-	if v == nil || v.rec.idle() {
-		if err := h.admit(u.namespace); err != nil {
+	if v != nil {
+		if err := v.rec.sameGroup(u.pod); err != nil {
 			return nil, err
 		}
 	}
-	if v == nil {
-		if err := cmp.Or(h.meets(w), h.memoryFor(w, u.namespace)); err != nil {
+	if v == nil || v.rec.idle() {
+		if err := h.roomFor(v, w, u.namespace); err != nil {
 			return nil, err
 		}
-	} else if err := v.rec.sameGroup(u.pod); err != nil {
-		return nil, err
 	}
 	fresh := v == nil
 	if fresh {

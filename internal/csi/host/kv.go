@@ -19,23 +19,20 @@ import (
 // chart says how much that may be, and no volume gets more. Their disk tiers are allocated, too, and may not take the space that kubelet
 // wants free.
 
-// memoryFor refuses a KV volume for whose memory tier there is no room. One that nobody uses any more ends for it. namespace is that of a
-// pod, or empty for an administrator's volume. It needs mu.
-func (h *Host) memoryFor(w volume.Want, namespace string) error {
+// memoryFor refuses a KV volume for whose memory tier there is no room. Where one that nobody uses any more can end for it, memoryFor returns
+// that one. namespace is that of a pod, or empty for an administrator's volume. It needs mu.
+func (h *Host) memoryFor(w volume.Want, namespace string) (ends *nodeVolume, err error) {
 	if w.Memory == 0 {
-		return nil
+		return nil, nil
 	}
 	limit, share := h.opt.KVMemory, h.opt.KVMemory/2
 	taken, its := w.Memory, w.Memory
-	var unused *nodeVolume // that has to end soonest
 	for _, v := range h.volumes {
 		n := v.rec.Spec.Memory
 		taken += n
 		switch {
 		case n > 0 && v.rec.idle():
-			if unused == nil || v.rec.Kept.Before(unused.rec.Kept) {
-				unused = v
-			}
+			ends = soonest(ends, v)
 		case namespace != "" && v.rec.countsFor(namespace):
 			its += n
 		}
@@ -43,18 +40,17 @@ func (h *Host) memoryFor(w volume.Want, namespace string) error {
 	const names = "(hbmfs-csi host --kv-memory, kvMemory of the chart)"
 	switch {
 	case w.Memory > limit:
-		return status.Errorf(codes.FailedPrecondition, "volume attribute memory=%s: all KV volumes of this node together may take %s of memory %s: name less, or raise that", size.Binary(w.Memory), size.Binary(limit), names)
+		return nil, status.Errorf(codes.FailedPrecondition, "volume attribute memory=%s: all KV volumes of this node together may take %s of memory %s: name less, or raise that", size.Binary(w.Memory), size.Binary(limit), names)
 	case namespace != "" && w.Memory > share:
-		return status.Errorf(codes.FailedPrecondition, "volume attribute memory=%s: the pods of one namespace may take half of the %s that KV volumes of this node may take of memory %s, so that others get theirs: name less, or use a persistent volume", size.Binary(w.Memory), size.Binary(limit), names)
+		return nil, status.Errorf(codes.FailedPrecondition, "volume attribute memory=%s: the pods of one namespace may take half of the %s that KV volumes of this node may take of memory %s, so that others get theirs: name less, or use a persistent volume", size.Binary(w.Memory), size.Binary(limit), names)
 	case namespace != "" && its > share:
-		return status.Errorf(codes.ResourceExhausted, "the pods of namespace %s would take %s of this node's memory for KV volumes, and may take half of %s %s, so that others get theirs: give volumes of one directory the same attributes, so that they share one, or name less", namespace, size.Binary(its), size.Binary(limit), names)
-	case taken > limit && unused != nil:
-		h.endLinger(unused)
-		return status.Errorf(codes.Unavailable, "the memory is that of a KV volume that nobody uses any more, %s, which just ends: try again", unused.rec.Spec.Source)
+		return nil, status.Errorf(codes.ResourceExhausted, "the pods of namespace %s would take %s of this node's memory for KV volumes, and may take half of %s %s, so that others get theirs: give volumes of one directory the same attributes, so that they share one, or name less", namespace, size.Binary(its), size.Binary(limit), names)
+	case taken > limit && ends != nil:
+		return ends, status.Errorf(codes.Unavailable, "the memory is that of a KV volume that nobody uses any more, %s, which just ends: try again", ends.rec.Spec.Source)
 	case taken > limit:
-		return status.Errorf(codes.ResourceExhausted, "KV volumes would take %s of this node's memory, and may take %s %s: name less, have the pod run on another node, or raise that", size.Binary(taken), size.Binary(limit), names)
+		return nil, status.Errorf(codes.ResourceExhausted, "KV volumes would take %s of this node's memory, and may take %s %s: name less, have the pod run on another node, or raise that", size.Binary(taken), size.Binary(limit), names)
 	}
-	return nil
+	return nil, nil
 }
 
 // diskFor refuses a KV volume whose disk tier would have kubelet evict pods. The present files of its directory count for

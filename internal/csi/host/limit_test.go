@@ -1,7 +1,9 @@
 package host
 
 import (
+	"errors"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -71,4 +73,69 @@ func TestOneNamespaceLeavesRoom(t *testing.T) {
 	if page := n.metrics(t.Context()); !strings.Contains(page, "hbmfs_csi_refused_daemons_total 3\n") {
 		t.Errorf("the metrics do not tell of it:\n%s", page)
 	}
+}
+
+// TestDaemonsThatLingerCount has pods come and go, each with a KV volume of its own that stays. There are never more daemons than may be, of the node and of a
+// namespace: the volume ends whose time is over first.
+func TestDaemonsThatLingerCount(t *testing.T) {
+	for what, c := range map[string]struct{ node, namespace int }{"of the node": {2, 0}, "of the namespace": {9, 2}} {
+		t.Run(what, func(t *testing.T) {
+			n := newNode(t)
+			dir := n.kvDir("")
+			n.opt.MaxDaemons, n.opt.MaxOfNamespace = c.node, c.namespace
+			publish := func(name string) error {
+				return n.publish(name, name, "kv", filepath.Join(dir, name), "size", "1MiB", "keepFor", "10m", "csi.storage.k8s.io/pod.namespace", "team")
+			}
+			served := func(name string) {
+				t.Helper()
+				n.within(name+" is served", func() bool {
+					err := publish(name)
+					if err != nil {
+						n.code(err, codes.Unavailable, "try again")
+					}
+					if d := n.daemons(); len(d) > 2 {
+						t.Errorf("daemons %v run, and two may", d)
+					}
+					return err == nil
+				})
+			}
+			for _, name := range []string{"one", "two", "three"} {
+				served(name)
+				n.must(n.unpublish(name, name))
+			}
+			n.must(publish("two")) // which stayed: it needs no place
+			served("three")
+			n.code(publish("four"), codes.ResourceExhausted, "have")
+			n.must(errors.Join(n.unpublish("two", "two"), n.unpublish("three", "three")))
+		})
+	}
+}
+
+// TestARefusalEndsNoVolume: a volume that lingers ends only for one that is not refused for another reason.
+func TestARefusalEndsNoVolume(t *testing.T) {
+	n := newNode(t)
+	dir := n.kvDir("")
+	publish := func(pod, path, memory string) error {
+		return n.publish(pod, pod, "kv", filepath.Join(dir, path), "size", "1MiB", "memory", memory, "keepFor", "10m")
+	}
+	n.must(publish("stays", "a/stays", "6MiB"))
+	n.mu.Lock()
+	v, _ := n.published(n.target("stays"))
+	n.mu.Unlock()
+	n.must(publish("used", "a/used", "1MiB"))
+	n.must(n.unpublish("stays", "stays"))
+	for _, limit := range []int{0, 2} { // nor a daemon
+		n.opt.MaxDaemons = limit
+		n.code(publish("other", "a/used", "4MiB"), codes.FailedPrecondition, "directory") // there is no memory for it either
+		n.code(publish("other", "a", "1MiB"), codes.FailedPrecondition, "directory")      // nor is it another one's alone
+		n.code(publish("other", "c", "9MiB"), codes.FailedPrecondition, "memory")
+	}
+	if !n.kept(v) {
+		t.Error("a volume ended for one that was refused")
+	}
+	n.code(publish("other", "c", "4MiB"), codes.Unavailable, "try again")
+	if n.kept(v) {
+		t.Error("a volume lingers whose place another one needs")
+	}
+	n.must(n.unpublish("used", "used"))
 }

@@ -18,6 +18,7 @@ type record struct {
 	Spec      volume.Spec       `json:"spec"`
 	Staged    map[string]string `json:"staged,omitempty"`    // volume ids and their staging paths
 	Published map[string]pod    `json:"published,omitempty"` // targets
+	Last      string            `json:"last,omitempty"`      // the namespace of the last pod, "" where an administrator has it staged
 	Draining  bool              `json:"draining,omitempty"`  // nobody uses it, and it lingers until all is drained
 	Kept      time.Time         `json:"kept,omitzero"`       // nobody uses it, and it lingers until then
 }
@@ -70,6 +71,9 @@ func (r *record) publish(target string, p pod) {
 		r.Published = map[string]pod{}
 	}
 	r.Published[target] = p
+	if r.Last = p.Namespace; len(r.Staged) > 0 {
+		r.Last = ""
+	}
 }
 
 const recordName = "volume.json"

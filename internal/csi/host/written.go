@@ -52,11 +52,11 @@ func (h *Host) allowed(ctx context.Context, s volume.Spec, namespace string, inl
 	return h.lookOnce(ctx, namespace, kind(s)+" of "+within+" "+dir, func() error { return dirs.Check(dir, within) })
 }
 
-// meets refuses a volume whose directory or destination another one has. One that lingers, since nobody uses it any more, ends then. It
-// needs mu.
-func (h *Host) meets(w volume.Want) error {
+// meets refuses a volume whose directory or destination another one has. Where that lingers, since nobody uses it any more, meets returns it.
+// It needs mu.
+func (h *Host) meets(w volume.Want) (ends *nodeVolume, err error) {
 	if !w.Written() {
-		return nil
+		return nil, nil
 	}
 	for _, v := range h.volumes {
 		s := v.rec.Spec
@@ -73,13 +73,13 @@ func (h *Host) meets(w volume.Want) error {
 			continue
 		}
 		if v.rec.idle() {
-			h.endLinger(v)
-			return status.Errorf(codes.Unavailable, "%s is that of a %s that just ends: try again", what, kind(s))
+			ends, err = v, status.Errorf(codes.Unavailable, "%s is that of a %s that just ends: try again", what, kind(s))
+			continue // another may refuse it
 		}
 		h.counts.refused++
-		return status.Errorf(codes.FailedPrecondition, "%s is that of another %s, which %s has: two volumes do not share a directory or a destination; pods share a volume whose attributes and rights are all equal", what, kind(s), v.rec.someUser())
+		return nil, status.Errorf(codes.FailedPrecondition, "%s is that of another %s, which %s has: two volumes do not share a directory or a destination; pods share a volume whose attributes and rights are all equal", what, kind(s), v.rec.someUser())
 	}
-	return nil
+	return ends, err
 }
 
 // sameGroup refuses a pod that would take a volume's directory away from the group of another pod that writes there. It needs mu.
