@@ -1,6 +1,7 @@
 package httporigin
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -66,7 +67,7 @@ func (w *pages) dir(ctx context.Context, dir string, depth int) error {
 	if depth > maxDepth {
 		return fmt.Errorf("%w: the directories of the server are more than %d deep: %.200q", fs.ErrInvalid, maxDepth, dir)
 	}
-	names, err := w.origin.page(ctx, dir)
+	names, err := w.origin.page(ctx, dir, func(name string) error { return w.all.Add(dir+name, "") })
 	if err != nil {
 		if depth > 0 {
 			err = fmt.Errorf("%.200q: %w", dir, err)
@@ -75,9 +76,6 @@ func (w *pages) dir(ctx context.Context, dir string, depth int) error {
 	}
 	for _, name := range names {
 		path := dir + name
-		if err := w.all.Add(path, ""); err != nil {
-			return err
-		}
 		below := strings.HasSuffix(name, "/")
 		switch {
 		case !below:
@@ -94,8 +92,8 @@ func (w *pages) dir(ctx context.Context, dir string, depth int) error {
 	return nil
 }
 
-// page asks for the page of a directory, whose name is empty or ends with a slash.
-func (o *Site) page(ctx context.Context, dir string) (names entries, err error) {
+// page asks for the page of a directory, whose name is empty or ends with a slash. add is told of each member.
+func (o *Site) page(ctx context.Context, dir string, add func(name string) error) (names entries, err error) {
 	err = o.Retry(ctx, func(ctx context.Context, alive func()) error {
 		req, err := o.request(ctx, http.MethodGet, dir)
 		if err != nil {
@@ -120,21 +118,27 @@ func (o *Site) page(ctx context.Context, dir string) (names entries, err error) 
 		if len(text) > maxPage {
 			return fmt.Errorf("%w: the server's listing has more than %d bytes", fs.ErrInvalid, maxPage)
 		}
-		if names, err = entriesOf(text); err != nil {
-			return fmt.Errorf("%w: %w", fs.ErrInvalid, err)
-		}
-		return nil
+		names, err = entriesOf(text, add)
+		return err
 	})
 	return names, err
 }
 
-// entriesOf reads a listing as nginx writes it with autoindex_format json.
-func entriesOf(text []byte) (names entries, err error) {
-	var list []struct{ Name, Type string }
-	if err := json.Unmarshal(text, &list); err != nil {
-		return nil, errNoListing
+// entriesOf reads a listing as nginx writes it with autoindex_format json. It tells add of each member, and has one at a time in memory.
+func entriesOf(text []byte, add func(name string) error) (names entries, err error) {
+	noListing := fmt.Errorf("%w: %w", fs.ErrInvalid, errNoListing)
+	d := json.NewDecoder(bytes.NewReader(text))
+	if begin, err := d.Token(); err != nil || begin != json.Delim('[') {
+		return nil, noListing
 	}
-	for _, e := range list {
+	for d.More() {
+		var e struct{ Name, Type string }
+		if d.Decode(&e) != nil {
+			return nil, noListing
+		}
+		if err := add(e.Name); err != nil {
+			return nil, err
+		}
 		name := e.Name
 		switch e.Type {
 		case "directory":
@@ -144,9 +148,15 @@ func entriesOf(text []byte) (names entries, err error) {
 			continue
 		}
 		if !isEntry(name) {
-			return nil, fmt.Errorf("the listing names %.100q, which is no entry of a directory", name)
+			return nil, fmt.Errorf("%w: the listing names %.100q, which is no entry of a directory", fs.ErrInvalid, name)
 		}
 		names = append(names, name)
+	}
+	if _, err := d.Token(); err != nil { // the list's end
+		return nil, noListing
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return nil, noListing
 	}
 	return names, nil
 }
