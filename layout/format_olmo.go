@@ -42,7 +42,7 @@ func olmoAssemble(ctx context.Context, d *directory, members []member) {
 		switch {
 		case o == nil:
 			missing = append(missing, member{m.object, part})
-		case !d.isClaimed(o) && d.guessTokens(ctx, o).other == "":
+		case !d.isClaimed(o) && d.guessTokens(ctx, o).mayBeTokens():
 			part.data = o
 			parts = append(parts, member{o, part})
 		}
@@ -100,7 +100,7 @@ func (d *directory) withoutSidecar(ctx context.Context, parts []member) []member
 		if d.path != "" && !strings.HasPrefix(o.Name, d.path+"/") {
 			break
 		}
-		if dirOf(o.Name) == d.path && families[labelOf(baseOf(o.Name)).alike] && !have[o] && !d.claimed[i] && d.guessTokens(ctx, o).other == "" {
+		if dirOf(o.Name) == d.path && families[labelOf(baseOf(o.Name)).alike] && !have[o] && !d.claimed[i] && d.guessTokens(ctx, o).mayBeTokens() {
 			parts = append(parts, member{o, olmoPart{data: o}})
 		}
 	}

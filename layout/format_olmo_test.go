@@ -101,6 +101,31 @@ func TestOLMoPartWithoutSidecar(t *testing.T) {
 	}
 }
 
+// TestOLMoShardThatLooksLikeAnotherFormat has a first token that begins like another format's file. Its sidecar, or the shards beside it, show
+// that it has tokens.
+func TestOLMoShardThatLooksLikeAnotherFormat(t *testing.T) {
+	for _, magic := range []string{"\x80\x02", "\x80\x03", "\x1f\x8b", "MZ", "\xff\xfe", "\xfe\xff"} {
+		for _, width := range []int{2, 4} {
+			f := files{}
+			for i := range 3 {
+				f[fmt.Sprintf("part-0-0000%d.npy", i)] = textTokens(uint64(i), 100, 50257, width)
+				f[fmt.Sprintf("part-0-0000%d.csv.gz", i)] = sidecarOf(t, 40, 100)
+			}
+			copy(f["part-0-00001.npy"], magic)
+			v, s := oneSet(t, f)
+			if got, ok := readView(t, v, "tokens.bin"); !ok || len(s.Shards) != 3 || len(got) != 300*width || s.Documents() != 6 {
+				t.Errorf("%q, %d bytes: %d shards, %d bytes of tokens, %d documents", magic, width, len(s.Shards), len(got), s.Documents())
+			}
+			delete(f, "part-0-00001.csv.gz") // then nothing tells the shard's type
+			v = exercise(t, f)
+			wantProblems(t, v, "part-0-00001.npy: give their type by --dtype")
+			if _, ok := readView(t, v, "tokens.bin"); ok {
+				t.Errorf("%q, %d bytes: a stream that lacks a shard is shown", magic, width)
+			}
+		}
+	}
+}
+
 func TestOLMoBad(t *testing.T) {
 	rows := func(text string) []byte { return gzipped(t, []byte(text)) }
 	whole := textTokens(1, 100, 100_000, 4)

@@ -76,7 +76,7 @@ func (d *directory) tokenFiles(members []member, told map[*Object]DType) []membe
 		guess := m.head.(tokenGuess)
 		alike := labelOf(baseOf(m.object.Name)).alike
 		family := families[alike]
-		if guess.weak && plain[alike] {
+		if guess.weak && (plain[alike] || d.opt.Format != "" && d.opt.DType != DTypeUnknown) {
 			guess.other = ""
 		}
 		given := d.opt.DType
@@ -88,6 +88,9 @@ func (d *directory) tokenFiles(members []member, told map[*Object]DType) []membe
 			guess.dtype = family[0]
 		case given != DTypeUnknown && (guess.other == "" || told[m.object] != DTypeUnknown || given == U8 && guess.other == textGuess): // tokens that are bytes look like text
 			guess.dtype = given
+		case given != DTypeUnknown && guess.weak:
+			unknown = append(unknown, m)
+			continue
 		case guess.other != "":
 			d.mustBeTokens(m.object, "this is "+guess.other+", not tokens")
 			continue
@@ -100,6 +103,9 @@ func (d *directory) tokenFiles(members []member, told map[*Object]DType) []membe
 	d.unknownTokens(unknown)
 	return out
 }
+
+// mayBeTokens says that only two or three bytes, or none, speak against tokens: the files beside it may speak for them.
+func (g tokenGuess) mayBeTokens() bool { return g.other == "" || g.weak }
 
 // mayBe reports whether the values do not contradict a type that other files of the family have.
 func (g tokenGuess) mayBe(family DType) bool {
@@ -139,6 +145,8 @@ func (d *directory) unknownTokens(members []member) {
 // advice says how to see a file whose type is not known.
 func (g tokenGuess) advice() string {
 	switch {
+	case g.weak:
+		return "it begins like " + g.other + ": if it holds tokens all the same, give --format tokens beside --dtype"
 	case g.unseen:
 		return "no header was looked for, because the file is decoded as a whole: if it holds tokens, give their type, as in --dtype uint16"
 	case g.likely == DTypeUnknown:

@@ -190,6 +190,28 @@ func TestTokensFamilyKeepsAShardThatLooksLikeAProgram(t *testing.T) {
 	}
 }
 
+// TestTokensOfALoneFileThatLooksLikeAProgram names the flags that show such a file.
+func TestTokensOfALoneFileThatLooksLikeAProgram(t *testing.T) {
+	f := files{"train.bin": textTokens(1, 100, 50257, 2)}
+	copy(f["train.bin"], "\x80\x02")
+	for _, c := range []struct {
+		opt  Options
+		sets int
+		hint string
+	}{
+		{Options{}, 0, ""}, {Options{DType: U16}, 0, "it begins like a pickle: if it holds tokens all the same, give --format tokens"},
+		{Options{DType: U16, Format: "tokens"}, 1, ""}, {Options{DType: U16, Format: "nanogpt"}, 1, ""},
+	} {
+		v, err := Index(t.Context(), f.objects(), c.opt)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if h := v.Hints(); len(v.Sets) != c.sets || len(v.Problems()) > 0 || len(h) != min(1, len(c.hint)) || c.hint != "" && !strings.Contains(h[0].Detail, c.hint) {
+			t.Errorf("%+v: %d sets, problems %v, hints %v", c.opt, len(v.Sets), v.Problems(), h)
+		}
+	}
+}
+
 func TestTokensCutInAToken(t *testing.T) {
 	v := exercise(t, files{"a.bin": textTokens(1, 100, 50257, 2)[:199], "b.bin": textTokens(2, 100, 50257, 2)})
 	if p := v.Problems(); len(p) != 1 || p[0].Object != "a.bin" || p[0].Offset != 199 {
