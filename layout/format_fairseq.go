@@ -90,18 +90,63 @@ func fairseqShard(d *directory, m member) typedShard {
 	s := newShard(bin, m.object)
 	s.Tokens, s.Documents = bin.Size/int64(dtype.Size()), h.sequences
 	s.Data.addWhole(bin)
-	index := fairseqIndex{wholeDocuments{h.sequences}, m.object, int64(dtype.Size()), bin.Size}
+	index := fairseqIndex{wholeDocuments{h.sequences}, m.object, bin, int64(dtype.Size()), bin.Size}
 	s.Index = index
-	s.check = func(ctx context.Context, h *Shard) error { return checkStarts(ctx, h.Index) }
+	s.resolve = index.resolve
+	s.check = func(ctx context.Context, h *Shard) error {
+		if h.NoDocuments != "" { // said by resolve
+			return nil
+		}
+		return checkStarts(ctx, h.Index)
+	}
 	return typedShard{dtype: dtype, shard: s}
 }
 
 // fairseqIndex reads the pointers: i64, bytes in the .bin, behind the lengths (i32).
 type fairseqIndex struct {
 	wholeDocuments
-	idx  *Object
-	item int64
-	size int64 // of the data, bytes
+	idx, data *Object
+	item      int64
+	size      int64 // of the data, bytes
+}
+
+// resolve compares the end of the index with the data by two small reads. Only where they differ it sums all lengths: pointers overflow
+// when datasets are large (fairseq issue 5532), and the tokens are sound then.
+func (x fairseqIndex) resolve(ctx context.Context, h *Shard) error {
+	var tail megatronTail
+	if x.documents > 0 {
+		pointer := make([]int64, 1)
+		length, err := readFull(ctx, x.idx, fairseqHeaderSize+4*(x.documents-1), 4)
+		if err == nil {
+			err = readInt64s(ctx, x.idx, fairseqHeaderSize+12*x.documents-8, pointer)
+		}
+		if err != nil {
+			return err
+		}
+		tail = megatronTail{pointer[0], int64(binary.LittleEndian.Uint32(length))}
+	}
+	if tail.end(x.item) == x.size {
+		return nil
+	}
+	sum := int64(0)
+	const atOnce = 1 << 16
+	for first := int64(0); first < x.documents && sum <= x.size; first += atOnce {
+		lengths, err := readFull(ctx, x.idx, fairseqHeaderSize+4*first, 4*min(atOnce, x.documents-first))
+		if err != nil {
+			return err
+		}
+		for ; len(lengths) > 0; lengths = lengths[4:] {
+			sum += int64(binary.LittleEndian.Uint32(lengths)) * x.item
+		}
+	}
+	switch {
+	case sum > x.size:
+		return corruptf(x.data, x.size, "the data has %d bytes, the index counts at least %d: the data is cut short, or the index is another's", x.size, sum)
+	case sum < x.size:
+		return corruptf(x.data, x.size, "the data has %d bytes, the index counts %d: the index is cut short, or another's", x.size, sum)
+	}
+	h.Documents, h.NoDocuments = -1, "the pointers of the index are not the running sum of its lengths: build the index again"
+	return nil
 }
 
 // Starts implements [DocumentIndex].

@@ -74,11 +74,37 @@ func TestFairseqProblems(t *testing.T) {
 		`the data, "train.bin", is missing`:                               func(f files) { delete(f, "train.bin") },
 		`the data, "train.bin", has 9 bytes, which is no whole number of`: func(f files) { f["train.bin"] = f["train.bin"][:9] },
 		"element type 77 is not known":                                    func(f files) { f["train.idx"][17] = 77 },
-		"which is before the sequence before it":                          func(f files) { f["train.idx"][26+8+8] = 99 },
+		"which is before the sequence before it":                          func(f files) { f["train.idx"][26+8] = 99 },
+		"the data has 8 bytes, the index counts at least 10":              func(f files) { f["train.bin"] = f["train.bin"][:8] },
+		"the data has 12 bytes, the index counts 10":                      func(f files) { f["train.bin"] = append(f["train.bin"], 1, 2) },
 	} {
 		f := fairseqFiles()
 		change(f)
 		checkProblem(t, f, want)
+		if v := index(t, f); strings.HasPrefix(want, "the data has ") {
+			if _, ok := readView(t, v, viewOf(v, "tokens.bin")); ok {
+				t.Errorf("%s: a stream is shown", want)
+			}
+		}
+	}
+}
+
+// TestFairseqOverflowedPointers has sound lengths: the tokens are shown without documents.
+func TestFairseqOverflowedPointers(t *testing.T) {
+	f := fairseqFiles()
+	copy(f["train.idx"][26+8+8:], le(int64(-6)))
+	v, s := oneSet(t, f)
+	if got, ok := readView(t, v, viewOf(v, "tokens.bin")); !ok || len(got) != 10 || s.Tokens() != 5 || s.Documents() != -1 {
+		t.Errorf("%d bytes of tokens, %d tokens, %d documents", len(got), s.Tokens(), s.Documents())
+	}
+	for _, view := range []string{"documents.npy", "megatron.idx"} {
+		if got, ok := readView(t, v, viewOf(v, view)); ok {
+			t.Errorf("%s is shown: %x", view, got)
+		}
+	}
+	_, s = oneSet(t, files{"a.idx": le(megatronMagic, uint64(1), uint8(8), uint64(0)), "a.bin": {}})
+	if s.Format != "fairseq" || s.Documents() != 0 {
+		t.Errorf("no sequences: %s, %d documents", s.Format, s.Documents())
 	}
 }
 
