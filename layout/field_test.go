@@ -386,10 +386,10 @@ func TestLitDataFields(t *testing.T) {
 	leaf := `{"type": null, "context": null, "children_spec": []}`
 	spec := `[1, {"type": "builtins.dict", "context": "[\"n\", \"tree\"]", "children_spec": [` + leaf + `, {"type": "builtins.list", "context": "null", "children_spec": [` +
 		strings.Repeat(leaf+",", 6) + leaf + `]}]}]`
-	var items [][]byte
+	var items [][]byte // the first with tensors as LitData writes them, the second with one of earlier versions
 	for _, values := range [][][]byte{
 		{[]byte("12345678"), []byte("jpeg"), append(be(1, 2, 1, 2), "aaaabbbb"...), append(le(1, 2, 2, 1), "abcd"...), []byte("ffff"), []byte("p"), {1}, append(be(1, 0), "aaaa"...)},
-		{[]byte("abcdefgh"), nil, append(be(1, 2, 1, 2), "ccccdddd"...), append(le(1, 2, 1, 1), "ef"...), nil, []byte("p"), {0}, append(be(11, 0), "a"...)},
+		{[]byte("abcdefgh"), nil, append(le(1, 2, 1, 2), "ccccdddd"...), append(le(1, 2, 1, 1), "ef"...), nil, []byte("p"), {0}, append(be(11, 0), "a"...)},
 	} {
 		var head, body []byte
 		for _, v := range values {

@@ -86,14 +86,18 @@ func (r *mdsReader) dims32(i, off, length int64, e mdsEncoding) (a mdsArrayHead,
 	if len(head) < 8 {
 		return a, bad()
 	}
-	a.dtype = litdataType(e.codes, int(e.order.Uint32(head)))
-	dims := int64(e.order.Uint32(head[4:]))
+	order := e.order
+	if head[0] != 0 { // no code has a high byte: earlier versions wrote tensors in the order of the machine
+		order = binary.LittleEndian
+	}
+	a.dtype = litdataType(e.codes, int(order.Uint32(head)))
+	dims := int64(order.Uint32(head[4:]))
 	if a.skip = 8 + 4*dims; dims > most || int64(len(head)) < a.skip || a.dtype == DTypeUnknown {
 		return a, bad()
 	}
 	count := int64(a.dtype.Size())
 	for k := range dims {
-		n := int64(e.order.Uint32(head[8+4*k:]))
+		n := int64(order.Uint32(head[8+4*k:]))
 		product, fits := multiply(count, n)
 		if !fits {
 			return a, bad()
