@@ -51,6 +51,12 @@ func litdataAssemble(ctx context.Context, d *directory, members []member) {
 			d.volume.report(m.object, err)
 			continue
 		}
+		if config.ItemLoader == "ParquetLoader" { // litdata.index_parquet_dataset wrote it, and the format parquet has the files
+			if d.opt.Format != "" {
+				d.problem(m.object, 0, "LitData's index of Parquet files: --format parquet shows them")
+			}
+			continue
+		}
 		x := &indexed{d, m.object, map[*Object]bool{}}
 		dtype, noTokens := config.tokens(chunks)
 		shards := make([]*Shard, len(chunks))

@@ -108,6 +108,27 @@ func TestLitdataTypes(t *testing.T) {
 	}
 }
 
+// TestLitdataIndexOfParquetFiles is a directory that litdata.index_parquet_dataset was called for.
+func TestLitdataIndexOfParquetFiles(t *testing.T) {
+	f := golden(t, "parquet-plain")
+	var chunks []map[string]any
+	for name, data := range f {
+		chunks = append(chunks, map[string]any{"chunk_bytes": 7 * len(data), "chunk_size": 10, "dim": nil, "filename": name})
+	}
+	list, err := json.Marshal(map[string]any{"chunks": chunks, "config": map[string]any{
+		"compression": nil, "data_format": []string{"Int64"}, "data_spec": nil, "encryption": nil, "item_loader": "ParquetLoader"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f["index.json"] = list
+	if _, s := oneSet(t, f); s.Format != "parquet" || len(s.Shards) != len(f)-1 {
+		t.Errorf("%s of %d shards", s.Format, len(s.Shards))
+	}
+	if _, err := Index(t.Context(), f.objects(), Options{Format: "litdata"}); err == nil || !strings.Contains(err.Error(), "--format parquet") {
+		t.Errorf("error %v should name the format that shows them", err)
+	}
+}
+
 func TestLitdataHostileIndex(t *testing.T) {
 	data := litdataFile([]byte{1, 0, 2, 0}, []byte{3, 0})
 	patch := func(at int, v uint32) []byte {
