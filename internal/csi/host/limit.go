@@ -13,7 +13,7 @@ func (h *Host) roomFor(claimed *nodeVolume, w volume.Want, namespace string) err
 	checks := []func() (*nodeVolume, error){func() (*nodeVolume, error) { return h.admit(claimed, namespace) }}
 	if claimed == nil {
 		checks = append(checks,
-			func() (*nodeVolume, error) { return h.meets(w) },
+			func() (*nodeVolume, error) { return h.meets(w, namespace) },
 			func() (*nodeVolume, error) { return h.memoryFor(w, namespace) })
 	}
 	var ends *nodeVolume

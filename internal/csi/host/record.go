@@ -34,10 +34,10 @@ type pod struct {
 	Group    string `json:"group,omitempty"`     // with which the pod writes there; "" for none
 }
 
-// someUser names a user of a volume.
-func (r *record) someUser() string {
+// someUser names a user of a volume for one of a namespace, who learns of no other namespace's pods.
+func (r *record) someUser(namespace string) string {
 	for _, target := range slices.Sorted(maps.Keys(r.Published)) {
-		if p := r.Published[target]; p.Name != "" {
+		if p := r.Published[target]; p.Name != "" && p.Namespace == namespace {
 			return "pod " + p.Namespace + "/" + p.Name
 		}
 	}

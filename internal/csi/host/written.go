@@ -53,8 +53,9 @@ func (h *Host) allowed(ctx context.Context, s volume.Spec, namespace string, inl
 }
 
 // meets refuses a volume whose directory or destination another one has. Where that lingers, since nobody uses it any more, meets returns it.
-// It needs mu.
-func (h *Host) meets(w volume.Want) (ends *nodeVolume, err error) {
+// A pod claims a destination against volumes of the same rights only, since it may have none there. A drain with other rights finds the
+// mark of the first one at the bucket. namespace is that of the pod, "" for an administrator's volume. It needs mu.
+func (h *Host) meets(w volume.Want, namespace string) (ends *nodeVolume, err error) {
 	if !w.Written() {
 		return nil, nil
 	}
@@ -64,10 +65,11 @@ func (h *Host) meets(w volume.Want) (ends *nodeVolume, err error) {
 			continue
 		}
 		var what string
+		sameRights := s.Auth == w.Auth && s.Identity == w.Identity
 		switch {
 		case roots.Overlap(s.Source, w.Source):
 			what = "the directory " + s.Source
-		case roots.SameDestination(s.Drain, w.Drain):
+		case (sameRights || len(v.rec.Staged) > 0) && roots.SameDestination(s.Drain, w.Drain):
 			what = "the destination " + s.Drain
 		default:
 			continue
@@ -77,7 +79,7 @@ func (h *Host) meets(w volume.Want) (ends *nodeVolume, err error) {
 			continue // another may refuse it
 		}
 		h.counts.refused++
-		return nil, status.Errorf(codes.FailedPrecondition, "%s is that of another %s, which %s has: two volumes do not share a directory or a destination; pods share a volume whose attributes and rights are all equal", what, kind(s), v.rec.someUser())
+		return nil, status.Errorf(codes.FailedPrecondition, "%s is that of another %s, which %s has: two volumes do not share a directory or a destination; pods share a volume whose attributes and rights are all equal", what, kind(s), v.rec.someUser(namespace))
 	}
 	return ends, err
 }
