@@ -28,6 +28,7 @@ type output struct {
 	swaps   bool         // publish has begun to give names, and is not through
 	before  func() error // see swap
 
+	base   string   // begins the prefixes of runs that exclude each other by lock; tempPrefix where there is no such lock
 	prefix string   // of the names of temporary files
 	lock   *os.File // the directory, locked
 	saved  bool     // a state file tells of this run
@@ -44,9 +45,7 @@ const (
 func newOutput(dir string, force bool) (*output, error) {
 	o := &output{dir: dir, open: map[*outFile]bool{}}
 	entries, err := os.ReadDir(dir)
-	if slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return e.Name() == stateName }) { // an interrupted run, which goes on
-		entries = slices.DeleteFunc(entries, isTemp)
-	}
+	entries = slices.DeleteFunc(entries, isTemp) // begin judges them, under the lock
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		o.made = missingDirs(dir)
@@ -81,13 +80,27 @@ func (o *output) acquire() (err error) {
 	if errors.Is(err, syscall.EWOULDBLOCK) {
 		return errors.Join(fmt.Errorf("another pack writes into %s now", o.dir), o.lock.Close())
 	}
-	// A filesystem without locks has to do without.
+	o.base = tempPrefix // a filesystem without locks has to do without
+	if err == nil {
+		o.base = o.lockedBase()
+	}
 	o.newPrefix()
 	return nil
 }
 
+// lockedBase names the reach of the lock: this kernel and this mounted filesystem. NFS, Lustre and FUSE lock a directory
+// for no other machine, and not for a second mount of the same files.
+func (o *output) lockedBase() string {
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	var st syscall.Stat_t
+	if err != nil || syscall.Fstat(int(o.lock.Fd()), &st) != nil {
+		return tempPrefix
+	}
+	return fmt.Sprintf("%s%s-%x-", tempPrefix, strings.TrimSpace(string(boot)), st.Dev)
+}
+
 func (o *output) newPrefix() {
-	o.prefix = fmt.Sprintf("%s%d-%d-", tempPrefix, os.Getpid(), time.Now().UnixNano())
+	o.prefix = fmt.Sprintf("%s%d-%d-", o.base, os.Getpid(), time.Now().UnixNano())
 }
 
 // close ends the lock.
@@ -200,7 +213,7 @@ func (f *outFile) discard() {
 // empty removes the scratch files that nobody needs again.
 func (o *output) empty() {
 	for _, name := range o.trash {
-		os.Remove(name) //nolint:errcheck // one that is left cannot be told from a crash's, and does no harm
+		os.Remove(name) //nolint:errcheck // one that is left does no harm
 	}
 	o.trash = nil
 }
@@ -278,9 +291,6 @@ func (o *output) publish(ctx context.Context, m *layout.Manifest) error {
 			return err
 		}
 	}
-	if err := o.end(); err != nil {
-		return err
-	}
 	return o.swap()
 }
 
@@ -298,6 +308,12 @@ func (o *output) swap() error {
 	err = s.retire(earlier)
 	o.swaps = !errors.Is(err, fs.ErrExist) // else the swap is another run's
 	if err != nil {
+		return err
+	}
+	if err := s.announce(o.done); err != nil {
+		return err
+	}
+	if err := o.end(); err != nil { // of which one is always there while files have temporary names, see clear
 		return err
 	}
 	if err := s.publish(o.done); err != nil {

@@ -115,7 +115,7 @@ func (r *Result) add(part Result) {
 }
 
 // Run packs o.Sources into o.Out. Options that are wrong, or do not go together or with the sources, are a [cli.Mistake]. On an error, which includes ctx's, o.Out is left as it was. Where that cannot be
-// done the error says so, and names the remaining files. After a kill the next run with Force leaves it so before it begins.
+// done the error says so, and names the remaining files. After a kill the next run leaves it so before it begins; where names were being given, only one with Force does.
 //
 // A run that took longer than SaveEvery leaves its state instead, with the files that are not complete. The next run of
 // the same options goes on there, and the bytes are those of a run that nobody stopped.

@@ -348,13 +348,36 @@ func (o *output) removeTemps(wanted func(name string) bool) error {
 	return nil
 }
 
-// forget removes an interrupted run.
-func (o *output) forget() error {
+// forget removes interrupted runs whose prefixes begin so.
+func (o *output) forget(prefix string) error {
 	if err := os.Remove(filepath.Join(o.dir, stateName)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	o.prefix, o.saved = tempPrefix, false // nobody else writes here: the directory is locked
+	o.prefix, o.saved = prefix, false
 	err := o.removeTemps(func(name string) bool { return strings.HasSuffix(name, ".tmp") })
 	o.newPrefix()
 	return err
+}
+
+// clear removes the files of runs that were killed before they saved a state: they had the lock that this run has. Other
+// runs may go on elsewhere, so their files stay, and are refused unless force is set.
+func (o *output) clear(force bool) error {
+	entries, err := os.ReadDir(o.dir)
+	foreign := func(e fs.DirEntry) bool {
+		return isTemp(e) && (o.base == tempPrefix || !strings.HasPrefix(e.Name(), o.base))
+	}
+	switch {
+	case err != nil:
+		return fmt.Errorf("open the output directory: %w", err)
+	case slices.ContainsFunc(entries, ofSwap): // begun after newOutput looked, by a run that may have gone on with files of this machine
+		return fmt.Errorf("another pack writes into %s now", o.dir)
+	case !force && slices.ContainsFunc(entries, foreign):
+		return fmt.Errorf("%s has files of a pack that may still run on another machine: when none runs there, use --restart, which removes them", o.dir)
+	case o.base == tempPrefix:
+		return nil
+	}
+	if err := o.forget(o.base); err != nil {
+		return fmt.Errorf("remove the files of a pack that was killed: %w", err)
+	}
+	return nil
 }

@@ -57,13 +57,17 @@ func (s *swap) retire(names []string) error {
 	return errors.Join(s.sync(earlierDir), s.sync("."))
 }
 
-// publish does the steps from the second to the fourth. The last of the files is the manifest.
-func (s *swap) publish(files []*outFile) error {
-	last := len(files) - 1
-	if err := s.rename(filepath.Base(files[last].f.Name()), successorName); err != nil {
+// announce is the second step. The last of the files is the manifest.
+func (s *swap) announce(files []*outFile) error {
+	if err := s.rename(filepath.Base(files[len(files)-1].f.Name()), successorName); err != nil {
 		return fmt.Errorf("publish the manifest: %w", err)
 	}
-	for _, f := range files[:last] {
+	return nil
+}
+
+// publish does the third step and the fourth.
+func (s *swap) publish(files []*outFile) error {
+	for _, f := range files[:len(files)-1] {
 		if err := s.rename(filepath.Base(f.f.Name()), f.sums.Name); err != nil {
 			return fmt.Errorf("publish %q: %w", f.sums.Name, err)
 		}

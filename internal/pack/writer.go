@@ -89,7 +89,7 @@ func (w *writer) begin(restart bool) error {
 		w.out.prefix = s.Prefix
 	}
 	if restart {
-		if err := w.out.forget(); err != nil {
+		if err := w.out.forget(tempPrefix); err != nil {
 			return fmt.Errorf("remove the state of the interrupted pack: %w", err)
 		}
 		s, err = nil, nil
@@ -99,7 +99,7 @@ func (w *writer) begin(restart bool) error {
 	}
 	w.saved, w.clean, w.mayLeave = w.began, true, true
 	if s == nil {
-		return nil
+		return w.out.clear(w.plan.Force)
 	}
 	if why := s.matches(w.settings, w.inputs); why != "" {
 		return fmt.Errorf("an interrupted pack is in %s, and this one cannot go on with it: %s. Repeat its command, or use --restart to begin anew", w.out.dir, why)
@@ -110,7 +110,7 @@ func (w *writer) begin(restart bool) error {
 
 // leaveState reports whether the state of a run that failed is kept, and brings it up to date where that can be done.
 func (w *writer) leaveState() bool {
-	if !w.out.saved || !w.mayLeave {
+	if !w.out.saved || !w.mayLeave || w.out.swaps { // an earlier dataset gets its names back
 		return false
 	}
 	if w.clean && w.save() != nil {
