@@ -84,11 +84,12 @@ func openState(dir string) (s *state, err error) {
 	} else if err != nil {
 		return s, fmt.Errorf("lock it: %w", err)
 	}
-	return s, s.name(st.Ino)
+	return s, s.name(st.Ino, parent)
 }
 
-// name reads the volume's name, or makes one. A copy of the directory is another volume: its inode tells.
-func (s *state) name(inode uint64) error {
+// name reads the volume's name, or makes one that survives a power loss. A copy of the directory is another volume: its inode tells.
+// A volume that forgets its name is refused at its place, so a name that cannot be read is not replaced.
+func (s *state) name(inode uint64, parent *os.Root) error {
 	var v struct {
 		Volume string `json:"volume"`
 		Inode  uint64 `json:"inode"`
@@ -98,6 +99,12 @@ func (s *state) name(inode uint64) error {
 		s.volume = v.Volume
 		return nil
 	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("read which volume it is: %w", err)
+	}
+	if err := syncDir(parent); err != nil {
+		return err
+	}
 	var random [16]byte
 	_, _ = rand.Read(random[:]) // it never fails
 	v.Volume, v.Inode = hex.EncodeToString(random[:]), inode
@@ -106,6 +113,15 @@ func (s *state) name(inode uint64) error {
 	}
 	s.volume = v.Volume
 	return s.write(volumeName, text, true)
+}
+
+// syncDir makes the names in a directory safe.
+func syncDir(root *os.Root) error {
+	d, err := root.Open(".")
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
 }
 
 // write replaces a small file. One that is not synced may be lost with the power.
@@ -121,7 +137,10 @@ func (s *state) write(name string, text []byte, sync bool) error {
 	if err = errors.Join(err, f.Close()); err != nil {
 		return err
 	}
-	return s.root.Rename(name+".tmp", name)
+	if err := s.root.Rename(name+".tmp", name); err != nil || !sync {
+		return err
+	}
+	return syncDir(s.root)
 }
 
 func (s *state) close() {

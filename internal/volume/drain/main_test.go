@@ -9,11 +9,13 @@ import (
 	"time"
 
 	"github.com/hbmfs/hbmfs/tests/blackbox/leaks"
+	"github.com/hbmfs/hbmfs/tests/blackbox/powerloss"
 )
 
 const childEnv = "HBMFS_DRAIN_TEST"
 
 func TestMain(m *testing.M) {
+	powerloss.ServeChild()
 	if dir, to, ok := strings.Cut(os.Getenv(childEnv), "\n"); ok {
 		child(dir, to)
 	}
