@@ -202,6 +202,6 @@ func (c *drainCommand) write(s *status.Drain) {
 		fmt.Fprintf(c.stdout, "%d checkpoints were damaged at the destination, and are whole there again\n", s.Mended)
 	}
 	if s.Trouble != "" {
-		fmt.Fprintf(c.stdout, "%s does not answer as it should since %.0f s: %s\n", s.Destination, s.TroubleFor, s.Trouble)
+		fmt.Fprintf(c.stdout, "The drain to %s has not gone on for %.0f s: %s\n", s.Destination, s.TroubleFor, s.Trouble)
 	}
 }

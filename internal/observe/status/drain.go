@@ -7,7 +7,7 @@ type Drain struct {
 	Directory   string       `json:"directory"`
 	Destination string       `json:"destination"`
 	Bound       int64        `json:"bytes_per_second_bound"` // now; 0: none
-	Trouble     string       `json:"trouble,omitempty"`      // why requests are made again, while none works
+	Trouble     string       `json:"trouble,omitempty"`      // why the drain does not go on: no request works, or the directory cannot be read
 	TroubleFor  float64      `json:"trouble_seconds,omitempty"`
 	Sent        int64        `json:"sent_bytes"`    // since the start
 	Found       int64        `json:"found_bytes"`   // that were there already
@@ -51,7 +51,7 @@ func (d *Drain) addTo(p *promtext.Page) {
 		Add(d.States.Failed, "state", "failed")
 	p.Gauge("hbmfs_drain_pending_bytes", "Bytes of published checkpoints that are not remote.").Add(d.Pending)
 	p.Gauge("hbmfs_drain_pending_seconds", "How long the oldest checkpoint that is not remote has been published, as far as this process saw it.").Add(d.PendingFor)
-	p.Gauge("hbmfs_drain_trouble_seconds", "How long no request to the destination has worked; 0 while they do.").Add(d.TroubleFor)
+	p.Gauge("hbmfs_drain_trouble_seconds", "How long no request to the destination has worked, or the directory could not be read; 0 while both work.").Add(d.TroubleFor)
 	p.Gauge("hbmfs_drain_bound_bytes", "Bytes a second that the drain may take now; 0 for no bound.").Add(d.Bound)
 	p.Counter("hbmfs_drain_sent_bytes_total", "Bytes that were sent.").Add(d.Sent)
 	p.Counter("hbmfs_drain_requests_total", "Requests to the destination, retries among them.").Add(d.Requests)

@@ -67,7 +67,10 @@ func (o *Options) setDefaults() error {
 	return nil
 }
 
-var errInvalid = errors.New("invalid argument")
+var (
+	errInvalid = errors.New("invalid argument")
+	errUnseen  = errors.New("the directory has not been looked at yet")
+)
 
 // Drain copies the checkpoints of one directory to one destination. It is safe for concurrent use.
 type Drain struct {
@@ -91,6 +94,9 @@ type Drain struct {
 	lostDue time.Time       // when they are looked at, after a failure
 	trouble error           // why requests are made again; nil while they work
 	since   time.Time       // when that began
+
+	unseen      error     // why the directory was not looked at; nil after a complete look
+	unseenSince time.Time // when that began
 }
 
 // New makes the drain of a directory to a destination, s3://BUCKET/PREFIX with the options of [s3origin.Parse]. Nothing is asked of the
@@ -113,7 +119,7 @@ func New(dir, destination string, opt Options) (*Drain, error) {
 	}
 	d := &Drain{
 		dir: abs, opt: opt, log: opt.Log, bucket: bucket, combiner: newCombiner(), wake: make(chan struct{}, 1),
-		items: map[string]*item{}, lost: map[string]bool{},
+		items: map[string]*item{}, lost: map[string]bool{}, unseen: errUnseen, unseenSince: time.Now(),
 	}
 	rate := func() int64 { return opt.Rate }
 	if opt.Rate == Auto {
@@ -164,25 +170,17 @@ func (d *Drain) open() error {
 // Run drains existing and new checkpoints, until ctx ends. Where another process drains the directory, it waits for its end. Errors are in
 // the status and in the log.
 func (d *Drain) Run(ctx context.Context) {
-	var said string
 	for {
 		err := d.open()
 		if err == nil {
 			break
 		}
-		if err.Error() != said {
-			said = err.Error()
-			d.log.Warn("the drain waits", "error", err)
-		}
-		d.mu.Lock()
-		d.trouble, d.since = err, cmp.Or(d.since, time.Now())
-		d.mu.Unlock()
+		_ = d.blind(err)
 		if pause.For(ctx, d.opt.Poll) != nil {
 			return
 		}
 	}
-	d.worked()
-	d.look()
+	_ = d.look() // the status has it
 	done := make(chan struct{})
 	go func() { // ends with ctx
 		defer close(done)
@@ -199,7 +197,7 @@ func (d *Drain) Run(ctx context.Context) {
 			timer.Stop()
 		case <-timer.C:
 		}
-		d.look()
+		_ = d.look()
 		d.save()
 	}
 }
@@ -228,7 +226,9 @@ func (d *Drain) Once(ctx context.Context) error {
 		return err
 	}
 	defer d.save()
-	d.look()
+	if err := d.look(); err != nil {
+		return fmt.Errorf("drain %s to %s: %w", d.dir, d.bucket, err)
+	}
 	d.forgetLost(ctx)
 	if err := d.inspect(ctx); err != nil {
 		return fmt.Errorf("drain %s to %s: %w", d.dir, d.bucket, cmp.Or(context.Cause(ctx), err))
@@ -237,6 +237,9 @@ func (d *Drain) Once(ctx context.Context) error {
 	for {
 		it := d.next()
 		if it == nil {
+			if err := d.look(); err != nil { // others may have come, or been replaced
+				return fmt.Errorf("drain %s to %s: %w", d.dir, d.bucket, err)
+			}
 			if d.evict(ctx); !d.waiting() || d.opt.Patience > 0 && time.Since(began) > d.opt.Patience {
 				break
 			}

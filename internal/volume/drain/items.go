@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"maps"
 	"os"
@@ -31,7 +32,7 @@ const (
 // item is a published checkpoint. The drain's mu guards all but done.
 type item struct {
 	name        string
-	print       print
+	print       print // none where nobody can tell whether it is a checkpoint
 	part        checkpoint.Part
 	files       int
 	size        int64
@@ -55,33 +56,34 @@ type print struct {
 }
 
 // look looks at the directory.
-func (d *Drain) look() {
+func (d *Drain) look() error {
 	root, err := os.OpenRoot(d.dir)
 	if err != nil {
-		d.log.Error("the directory cannot be read", "directory", d.dir, "error", err)
-		return
+		return d.blind(err)
 	}
 	defer func() { _ = root.Close() }() // opened for reading
 	dir, err := root.Open(".")
 	if err != nil {
-		d.log.Error("the directory cannot be read", "directory", d.dir, "error", err)
-		return
+		return d.blind(err)
 	}
 	names, err := dir.Readdirnames(-1)
 	_ = dir.Close() // opened for reading
 	if err != nil { // an unlisted checkpoint is not gone
-		d.log.Error("the directory cannot be read", "directory", d.dir, "error", err)
-		return
+		return d.blind(err)
 	}
 	there, drafts := map[string]bool{}, []string{}
 	for _, name := range names {
 		if draft, ok := strings.CutSuffix(name, ".hbmfs.tmp"); ok && strings.HasPrefix(draft, ".") {
 			drafts = append(drafts, draft[1:])
 		}
-		if checkpoint.CheckName(name) != nil {
+		if checkpoint.CheckName(name) != nil || name == "lost+found" { // which root alone may read
 			continue
 		}
-		if p, ok := printOf(root, name); ok {
+		switch p, ok, err := printOf(root, name); {
+		case err != nil: // an unreadable checkpoint is not gone
+			there[name] = true
+			d.unsure(name, err)
+		case ok:
 			there[name] = true
 			d.see(name, p)
 		}
@@ -90,7 +92,7 @@ func (d *Drain) look() {
 	journals, _ := d.state.names()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.drafts = drafts
+	d.unseen, d.drafts = nil, drafts
 	for name, it := range d.items {
 		if !there[name] {
 			d.drop(it)
@@ -101,6 +103,21 @@ func (d *Drain) look() {
 			d.lost[name] = true
 		}
 	}
+	return nil
+}
+
+// blind notes why the directory cannot be looked at.
+func (d *Drain) blind(err error) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.unseen == nil || d.unseen.Error() != err.Error() {
+		d.log.Warn("the drain waits", "error", err)
+	}
+	if d.unseen == nil {
+		d.unseenSince = time.Now()
+	}
+	d.unseen = err
+	return err
 }
 
 // drop forgets a checkpoint that is gone here, or replaced. mu is held.
@@ -110,24 +127,45 @@ func (d *Drain) drop(it *item) {
 		return
 	}
 	delete(d.items, it.name)
-	d.lost[it.name] = true
+	if it.print != (print{}) {
+		d.lost[it.name] = true
+	}
 }
 
-func printOf(root *os.Root, name string) (p print, ok bool) {
+// printOf gives the print of a checkpoint. ok is false where the name is of none, and err says why nobody can tell.
+func printOf(root *os.Root, name string) (p print, ok bool, err error) {
 	dir, err := root.Lstat(name)
-	if err != nil || !dir.IsDir() {
-		return p, false
+	if err == nil && !dir.IsDir() {
+		return p, false, nil
 	}
-	manifest, err := root.Lstat(name + "/" + checkpoint.ManifestName)
+	var manifest fs.FileInfo
+	if err == nil {
+		manifest, err = root.Lstat(name + "/" + checkpoint.ManifestName)
+	}
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
+		return p, false, nil
+	}
 	if err != nil {
-		return p, false
+		return p, false, err
 	}
 	a, ok := dir.Sys().(*syscall.Stat_t)
 	b, also := manifest.Sys().(*syscall.Stat_t)
 	if !ok || !also {
-		return p, false
+		return p, false, errors.ErrUnsupported
 	}
-	return print{a.Ino, b.Ino, b.Size, b.Mtim}, true
+	return print{a.Ino, b.Ino, b.Size, b.Mtim}, true, nil
+}
+
+// unsure takes note of a name of which nobody can tell whether it is a checkpoint. A known checkpoint stays as it is.
+func (d *Drain) unsure(name string, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.items[name] != nil {
+		return
+	}
+	why := fmt.Sprintf("it may be a checkpoint, and cannot be looked at: %v", err)
+	d.items[name] = &item{name: name, part: checkpoint.Part{Of: 1}, state: Failed, why: why, final: true, seen: time.Now()}
+	d.log.Error("a checkpoint is not remote", "checkpoint", name, "error", why)
 }
 
 // see takes note of a checkpoint.
@@ -270,7 +308,9 @@ func (d *Drain) evict(ctx context.Context) {
 	d.mu.Lock()
 	all := make([]*item, 0, len(d.items))
 	for _, it := range d.items {
-		all = append(all, it)
+		if it.print != (print{}) {
+			all = append(all, it)
+		}
 	}
 	slices.SortFunc(all, func(a, b *item) int { return checkpoint.Natural(b.name, a.name) })
 	var old []*item
@@ -324,7 +364,10 @@ func (d *Drain) Status() *status.Drain {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.trouble != nil {
+	switch {
+	case d.unseen != nil:
+		s.Trouble, s.TroubleFor = d.unseen.Error(), time.Since(d.unseenSince).Seconds()
+	case d.trouble != nil:
 		s.Trouble, s.TroubleFor = d.trouble.Error(), time.Since(d.since).Seconds()
 	}
 	for _, name := range d.drafts {

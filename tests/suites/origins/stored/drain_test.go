@@ -127,6 +127,28 @@ func TestDrain(t *testing.T) {
 	}
 }
 
+// TestDrainOfOthers has a user drain a directory where one checkpoint is for its owner alone.
+func TestDrainOfOthers(t *testing.T) {
+	servers.NeedS3(t)
+	blackbox.NeedRoot(t)
+	p, bucket, dir := sitetest.NewProxy(t, s3.Socket), s3.Bucket(t), t.TempDir()
+	must(t, os.Chmod(filepath.Dir(dir), 0o755)) // of the testing package
+	for _, name := range []string{"step-1", "step-2"} {
+		publish(t, dir, name, map[string][]byte{"x": []byte(name)})
+	}
+	must(t, errors.Join(os.Chown(dir, nobody, nobody), os.Chmod(filepath.Join(dir, "step-1"), 0o700)))
+	cmd := suite.Command(t.Context(), "checkpoint", "drain", dir, sitetest.S3Source(p, bucket+"/run"))
+	cmd.SysProcAttr, cmd.Dir = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}, "/"
+	out, err := cmd.CombinedOutput()
+	var failed interface{ ExitCode() int }
+	if !errors.As(err, &failed) || failed.ExitCode() != 3 || !strings.Contains(string(out), "step-1: it may be a checkpoint") || !strings.Contains(string(out), "permission denied") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	if out, err = suite.Output(t.Context(), "checkpoint", "ls", sitetest.S3Source(p, bucket+"/run")); err != nil || !strings.Contains(string(out), "step-2") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
 // TestVolumeDrains has plain programs write into a volume that drains and keeps one checkpoint, and kills its daemon.
 func TestVolumeDrains(t *testing.T) {
 	servers.NeedS3(t)
