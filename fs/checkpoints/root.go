@@ -89,7 +89,7 @@ func (v *Volume) rmdirTop(h *fuse.InHeader, name string) error {
 		return unix.EPERM
 	}
 	// Once it has begun it goes on: half of it would be of no use to anybody.
-	err = v.home.Remove(context.Background(), name, func() { v.inner.DropBranch(name) })
+	err = v.home.Remove(context.Background(), name, nil, func() { v.inner.DropBranch(name) })
 	if err != nil {
 		v.refuse("rmdir %s: %v", name, err)
 	} else {

@@ -7,6 +7,7 @@ import (
 	iofs "io/fs"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -252,8 +253,9 @@ func (v *Volume) draftShown(name string) *mountedDraft {
 }
 
 // Remove removes a published checkpoint of any owner: one that is somewhere else by now.
-func (v *Volume) Remove(ctx context.Context, name string) error {
-	return v.home.Remove(ctx, name, func() {
+func (v *Volume) Remove(ctx context.Context, c *checkpoint.Checkpoint) error {
+	name := filepath.Base(c.Path)
+	return v.home.Remove(ctx, name, c, func() {
 		if v.inner != nil {
 			v.inner.DropBranch(name)
 		}

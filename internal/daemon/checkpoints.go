@@ -3,12 +3,12 @@ package daemon
 import (
 	"context"
 	"fmt"
-	"path/filepath"
 
 	"github.com/hbmfs/hbmfs/fs"
 	"github.com/hbmfs/hbmfs/fs/checkpoints"
 	"github.com/hbmfs/hbmfs/internal/daemon/dataset"
 	"github.com/hbmfs/hbmfs/internal/text/cli"
+	"github.com/hbmfs/hbmfs/internal/volume/checkpoint"
 	"github.com/hbmfs/hbmfs/internal/volume/drain"
 )
 
@@ -42,7 +42,7 @@ func (m *Mount) openCheckpoints(ctx context.Context, opt *fs.Options) (*source, 
 	use := checkpoints.Options{MaxOpen: dataset.MaxOpenFiles(), Log: opt.Log, Life: opt.Life, Containers: m.Checkpoints.Containers}
 	to, err := m.openDrain(drain.Options{
 		Log: opt.Log, Begin: func(name string) (func(), error) { return v.Drains(name) },
-		Remove: func(ctx context.Context, path string) error { return v.Remove(ctx, filepath.Base(path)) },
+		Remove: func(ctx context.Context, c *checkpoint.Checkpoint) error { return v.Remove(ctx, c) },
 	})
 	if err != nil {
 		return nil, err

@@ -3,10 +3,12 @@ package checkpoint
 import (
 	"errors"
 	"hash/crc32"
+	"io/fs"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -83,4 +85,24 @@ func TestPublishes(t *testing.T) {
 	if err != nil || len(names) != 1 {
 		t.Errorf("%v, %v: something is left", names, err)
 	}
+}
+
+// TestRemovesOnlyThisOne has a checkpoint removed and published anew before a process that had the first one open removes it.
+func TestRemovesOnlyThisOne(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "step_9")
+	publish(t, path)
+	c, err := Open(path)
+	must(t, err)
+	must(t, Remove(t.Context(), path))
+	publish(t, path)
+	if err := c.Remove(t.Context()); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "another checkpoint") {
+		t.Errorf("the error is %v", err)
+	}
+	must(t, c.Close())
+	sound(t, dir, "step_9")
+	c, err = Open(path)
+	must(t, err)
+	must(t, errors.Join(c.Remove(t.Context()), c.Close()))
+	sound(t, dir)
 }

@@ -235,9 +235,9 @@ func (h *Home) Names() (published, foreign []string, err error) {
 	return published, foreign, nil
 }
 
-// Remove is [Remove], of any user's checkpoint. renamed is called once it has no name any more, and before its files go.
-func (h *Home) Remove(ctx context.Context, name string, renamed func()) error {
-	err := remove(ctx, h.root, name, anybody, renamed)
+// Remove is [Remove], of any user's checkpoint. If only is not nil, it is [Checkpoint.Remove]. renamed is called once it has no name any more, and before its files go.
+func (h *Home) Remove(ctx context.Context, name string, only *Checkpoint, renamed func()) error {
+	err := remove(ctx, h.root, name, anybody, only, renamed)
 	if err != nil {
 		return fmt.Errorf("remove checkpoint %s: %w", filepath.Join(h.path, name), err)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -13,6 +14,13 @@ import (
 // Remove removes a checkpoint, complete or damaged. It is renamed first, so that it is never half there. [ErrNone]: path is no
 // checkpoint. [ErrBusy]: a living process works on it.
 func Remove(ctx context.Context, path string) error {
+	return removeOnly(ctx, path, nil)
+}
+
+// Remove is [Remove] of this checkpoint, which is open. It removes no other one that has the name by now.
+func (c *Checkpoint) Remove(ctx context.Context) error { return removeOnly(ctx, c.Path, c) }
+
+func removeOnly(ctx context.Context, path string, only *Checkpoint) error {
 	in, name, err := split(path)
 	if err != nil {
 		return err
@@ -22,14 +30,14 @@ func Remove(ctx context.Context, path string) error {
 		return fmt.Errorf("remove checkpoint %s: %w", path, err)
 	}
 	defer func() { _ = parent.Close() }() // it was synced where that mattered
-	if err := remove(ctx, parent, name, ours, func() {}); err != nil {
+	if err := remove(ctx, parent, name, ours, only, func() {}); err != nil {
 		return fmt.Errorf("remove checkpoint %s: %w", path, err)
 	}
 	return nil
 }
 
-func remove(ctx context.Context, parent *os.Root, name string, of trust, renamed func()) error {
-	if err := checkCheckpoint(parent, name, of); err != nil {
+func remove(ctx context.Context, parent *os.Root, name string, of trust, only *Checkpoint, renamed func()) error {
+	if err := checkCheckpoint(parent, name, of, only); err != nil {
 		return err
 	}
 	l, err := take(ctx, parent, name, of)
@@ -37,7 +45,7 @@ func remove(ctx context.Context, parent *os.Root, name string, of trust, renamed
 		return err
 	}
 	defer l.release()
-	if err := checkCheckpoint(parent, name, of); err != nil { // another process was first
+	if err := checkCheckpoint(parent, name, of, only); err != nil { // another process was first
 		return err
 	}
 	old := hidden(name, oldEnding)
@@ -54,14 +62,23 @@ func remove(ctx context.Context, parent *os.Root, name string, of trust, renamed
 	return removeAll(ctx, parent, old)
 }
 
-// checkCheckpoint refuses a directory that is no checkpoint, or another user's.
-func checkCheckpoint(parent *os.Root, name string, of trust) error {
+// checkCheckpoint refuses a directory that is no checkpoint, or another user's, or, unless only is nil, another checkpoint.
+func checkCheckpoint(parent *os.Root, name string, of trust, only *Checkpoint) error {
 	info, err := parent.Lstat(name)
 	if err != nil {
 		return err
 	}
 	if err := of.check(parent, name, info, os.ModeDir); err != nil {
 		return err
+	}
+	if only != nil {
+		opened, err := only.dir.Stat(".") // nothing else has its inode while it is open
+		if err != nil {
+			return err
+		}
+		if !os.SameFile(info, opened) {
+			return fmt.Errorf("another checkpoint has the name by now: %w", fs.ErrNotExist)
+		}
 	}
 	if _, err := parent.Lstat(filepath.Join(name, ManifestName)); err != nil {
 		return failf(ErrNone, "it has no %s, and is no checkpoint of hbmfs's: remove it by other means", ManifestName)

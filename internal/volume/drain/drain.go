@@ -33,8 +33,8 @@ type Options struct {
 	// Begin is asked before a checkpoint is sent, and its end called afterwards. An error fails the checkpoint for good; nil: nobody is asked.
 	Begin func(name string) (end func(), err error)
 
-	// Remove removes a checkpoint that is remote; nil means [checkpoint.Remove].
-	Remove func(ctx context.Context, path string) error
+	// Remove removes a checkpoint that is remote, and is open; nil means [checkpoint.Checkpoint.Remove].
+	Remove func(ctx context.Context, c *checkpoint.Checkpoint) error
 
 	retryFirst, retryMost, stall, failedFirst, failedMost, waitFirst, waitMost time.Duration
 }
@@ -62,7 +62,7 @@ func (o *Options) setDefaults() error {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 	if o.Remove == nil {
-		o.Remove = checkpoint.Remove
+		o.Remove = func(ctx context.Context, c *checkpoint.Checkpoint) error { return c.Remove(ctx) }
 	}
 	return nil
 }

@@ -324,12 +324,8 @@ func (d *Drain) evict(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		err := d.stillThere(ctx, it)
-		if err != nil {
-			d.suspect(it, err)
-		} else {
-			err = d.opt.Remove(ctx, filepath.Join(d.dir, it.name))
-		}
+		err := d.stillThere(ctx, it, d.opt.Remove)
+		d.suspect(it, err)
 		d.mu.Lock()
 		if err != nil {
 			if it.state == Remote { // otherwise it is mended first
@@ -338,8 +334,9 @@ func (d *Drain) evict(ctx context.Context) {
 			d.log.Warn("a checkpoint beyond --keep stays", "checkpoint", it.name, "error", err)
 		} else {
 			d.counts.removed.Add(1)
-			delete(d.items, it.name)
-			d.lost[it.name] = true // its journal goes, and no object
+			if d.items[it.name] == it {
+				d.drop(it) // its journal goes, and no object
+			}
 			d.log.Info("a checkpoint that is remote was removed here", "checkpoint", it.name)
 		}
 		d.mu.Unlock()

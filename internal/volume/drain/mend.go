@@ -69,7 +69,7 @@ func (d *Drain) inspect(ctx context.Context) error {
 	}
 	d.mu.Unlock()
 	for _, it := range all {
-		err := d.stillThere(ctx, it)
+		err := d.stillThere(ctx, it, func(context.Context, *checkpoint.Checkpoint) error { return nil })
 		if errors.Is(err, ErrSilent) || ctx.Err() != nil {
 			return err
 		}
@@ -91,20 +91,25 @@ func (d *Drain) suspect(it *item, err error) {
 	}
 }
 
-// stillThere asks whether a checkpoint that became remote is: its manifest, and all objects as they were stored.
-func (d *Drain) stillThere(ctx context.Context, it *item) error {
+// stillThere asks whether a checkpoint that became remote is: its manifest, and all objects as they were stored. It then calls do, while the
+// checkpoint is open: another one may have its name by then.
+func (d *Drain) stillThere(ctx context.Context, it *item, do func(context.Context, *checkpoint.Checkpoint) error) error {
 	c, err := checkpoint.Open(filepath.Join(d.dir, it.name))
 	if err != nil {
 		return err
 	}
 	defer func() { _ = c.Close() }() // opened for reading
+	text, err := c.ManifestText()
+	if err != nil {
+		return err
+	}
 	j, err := d.state.journal(it.name)
 	if err != nil {
 		return err
 	}
 	defer j.close()
 	end := j.remote()
-	if end == nil {
+	if end == nil || j.head.Manifest != digest(text) {
 		return errors.New("its journal does not say that it is remote")
 	}
 	s := &sending{d: d, it: it, c: c, j: j}
@@ -114,5 +119,8 @@ func (d *Drain) stillThere(ctx context.Context, it *item) error {
 	if o, ok := s.there[s.prefix()+checkpoint.ManifestName]; !ok || o.Size != end.Size {
 		return &damageError{"it was remote, and its manifest is no longer at the destination"}
 	}
-	return s.damage()
+	if err := s.damage(); err != nil {
+		return err
+	}
+	return do(ctx, c)
 }
