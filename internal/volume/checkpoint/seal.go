@@ -20,7 +20,7 @@ import (
 
 // SealOptions say how a draft of plain files is published.
 type SealOptions struct {
-	Patience time.Duration           // how long a file may still be open for writing: the kernel closes some a moment after close(2)
+	Patience time.Duration // how long a file may still be open for writing: the kernel closes some a moment after close(2)
 	// Closed gives a [Writing] of a file that the kernel may open for writing yet, since it has the answer that allows it. nil: there is none.
 	Closed   func() error
 	Progress func(done, total int64) // bytes; may be called from several threads at once. nil: nobody asks
