@@ -59,7 +59,7 @@ func (c *containers) of(h *fuse.InHeader) (container.ID, error) {
 	}
 	id, err := container.Of(int(h.Pid))
 	if err != nil {
-		return "", fmt.Errorf("nobody can tell when its container ends: %w", errors.Join(err, unix.EPERM))
+		return "", fmt.Errorf("nobody can tell when its container ends: %s: %w", err.Error(), unix.EPERM)
 	}
 	if id == c.own {
 		return "", nil
@@ -136,13 +136,13 @@ func (v *Volume) mayWrite(pid int) error {
 		return nil
 	}
 	its, err := v.containers.device()
-	if err != nil {
-		return fmt.Errorf("nobody can tell whether process %d may write here: %w", pid, err)
+	writes := false
+	if err == nil {
+		writes, err = container.Writes(pid, its.major, its.minor)
 	}
-	writes, err := container.Writes(pid, its.major, its.minor)
 	switch {
-	case err != nil:
-		return fmt.Errorf("nobody can tell whether process %d may write here: %w", pid, errors.Join(err, unix.EPERM))
+	case err != nil: // its errno is not the answer
+		return fmt.Errorf("nobody can tell whether process %d may write here: %s: %w", pid, err.Error(), unix.EPERM)
 	case !writes:
 		return fmt.Errorf("process %d has this volume mounted read-only: %w", pid, unix.EROFS)
 	}

@@ -208,6 +208,7 @@ func (r *router) Ioctl(cancel <-chan struct{}, in *fuse.IoctlIn, inbuf []byte, o
 		return fuse.EINVAL
 	}
 	if err := r.v.mayWrite(int(in.Pid)); err != nil {
+		r.v.refuse("hbmfs publish: %v", err)
 		return r.fail("command", err)
 	}
 	reply := n.draft.command(verb)

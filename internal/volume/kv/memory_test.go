@@ -409,6 +409,9 @@ func TestAUserLeavesNamespacesToOthers(t *testing.T) {
 	if refusal := new(control.Refusal); !errors.As(refused, &refusal) || refusal.Errno != unix.EDQUOT {
 		t.Errorf("after %d namespaces: %v", made, refused)
 	}
+	if refused == nil || !strings.Contains(refused.Error(), "remove directories of some in "+dir) { // no command removes a namespace
+		t.Errorf("the refusal names no remedy: %v", refused)
+	}
 	must(makeSpace(1001, "modest"))
 	must(makeSpace(0, "roots"))
 }

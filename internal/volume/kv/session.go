@@ -194,13 +194,13 @@ func (s *Store) find(m *control.KVOpen, user asuser.User) (*Space, error) {
 	case m.BlockBytes == 0:
 		return nil, refuse(unix.EINVAL, "namespace %q is new: say how many bytes a block has", m.Name)
 	case many:
-		return nil, refuse(unix.ENOSPC, "the volume has %d namespaces, and no room for another: remove one", mostSpaces)
+		return nil, refuse(unix.ENOSPC, "the volume has %d namespaces, and no room for another: unmount it, and remove the directory of one in %s", mostSpaces, s.opt.Directory)
 	}
 	if s.mayName(user) != nil {
 		return nil, refuse(unix.EACCES, "user %d may make no namespace in %s: its mode says who may", user.UID, s.opt.Directory)
 	}
 	if !s.mayMake(user.UID) {
-		return nil, refuse(unix.EDQUOT, "user %d has as many namespaces as one may have of the volume's %d: remove some of them", user.UID, mostSpaces)
+		return nil, refuse(unix.EDQUOT, "user %d has as many namespaces as one may have of the volume's %d: unmount it, and remove directories of some in %s", user.UID, mostSpaces, s.opt.Directory)
 	}
 	sp, err := s.newSpace(m, user)
 	if err != nil {
