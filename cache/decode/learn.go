@@ -90,7 +90,10 @@ func bySeekTable(ctx context.Context, w *walk) (known, error) {
 		return known{}, nil // the walk says why
 	}
 	k := known{frames: newFrames(list)}
-	if k.size = k.frames.size(); tooLarge(list) {
+	switch k.size = k.frames.size(); {
+	case k.size > maxPlain || k.size/maxRatio > w.zip.Size:
+		return known{}, nil // it cannot be: the walk says what is
+	case tooLarge(list):
 		k.frames = nil
 	}
 	return k, nil

@@ -191,6 +191,33 @@ func (c *counting) ReadAt(_ context.Context, _ *layout.Object, p []byte, off int
 	return n, err
 }
 
+// TestSeekTablesOfAnySize has tables that claim more than zstd's frames can have. The frames say what they decode to.
+func TestSeekTablesOfAnySize(t *testing.T) {
+	data := plain(1 << 20)
+	le := binary.LittleEndian
+	claims := func(frames int, each uint32) []byte {
+		coded := zstdOf(t, data)
+		out := le.AppendUint32(le.AppendUint32(bytes.Clone(coded), seekSkippable), uint32(8*frames+seekFooter))
+		for i := range frames {
+			out = le.AppendUint32(out, 0)
+			if i == 0 {
+				le.PutUint32(out[len(out)-4:], uint32(len(coded)))
+			}
+			out = le.AppendUint32(out, each)
+		}
+		return le.AppendUint32(append(le.AppendUint32(out, uint32(frames)), 0), seekMagic)
+	}
+	w, l := addFiles(t, &files{data: map[string][]byte{"many.zst": claims(1<<17, 1<<32-1), "dense.zst": claims(100, 1<<32-1)}})
+	for _, name := range []string{"many", "dense"} {
+		if o := w.objects[name]; o == nil || o.Size != int64(len(data)) {
+			t.Fatalf("%s is shown as %+v; %v", name, o, l.Problems)
+		}
+		if got, err := w.read(t, name); err != nil || !bytes.Equal(got, data) {
+			t.Errorf("%s: %d bytes, %v; %v", name, len(got), err, l.Problems)
+		}
+	}
+}
+
 // TestFilesThatAreNotWhatTheySay fail, whatever is read of them, and nothing of what is wrong is given out.
 func TestFilesThatAreNotWhatTheySay(t *testing.T) {
 	data := plain(2 << 20)

@@ -111,6 +111,19 @@ func TestWhatFollowsTakesNoRoom(t *testing.T) {
 	}
 }
 
+// TestTooLargeForTheCache: an object that the cache can never have takes nobody's room, and is read past it.
+func TestTooLargeForTheCache(t *testing.T) {
+	u := newUpstream(2*mib, 8*mib)
+	m := mountWhole(t, u, Options{Segment: mib, Size: 7 * mib})
+	m.readAll(t, u, "0")
+	until(t, "object 0 is published", func() bool { return m.Stats().Segments == 2 })
+	m.check(t, u, "1", 0, 100)
+	m.check(t, u, "1", 5*mib, 100)
+	if s := m.Stats(); s.Segments != 2 || s.Filling != 0 || s.Evicted != 0 || s.Refused != 2 || s.Uncached != 200 {
+		t.Errorf("stats %+v", s)
+	}
+}
+
 // TestNobodyWaitsForATurn: a read does not wait until there is a processor for what it needs, neither where that is to
 // begin nor where it is to come ahead.
 func TestNobodyWaitsForATurn(t *testing.T) {

@@ -59,10 +59,22 @@ func (x *Cached) startPass(f *file, o *layout.Object, u *planned) *pass {
 func (x *Cached) pass(f *file, o *layout.Object, p *pass, hurried <-chan struct{}) {
 	s := x.store
 	release := s.turn(hurried)
-	fills := x.fills(f, o)
+	fits := o.Size <= s.opt.Size // otherwise its fills alone may take all memory
+	var fills []*fill
+	if fits {
+		fills = x.fills(f, o)
+	}
 	ctx, span := s.opt.Trace.Start(s.ctx, "fill")
 	span.Text("object", o.Name).Int("bytes", o.Size).Int("segments", int64(len(fills))).Bool("planned", p.planned != nil)
-	p.err = x.pour(ctx, o, fills, p.planned)
+	switch {
+	case fits:
+		p.err = x.pour(ctx, o, fills, p.planned)
+	case p.planned == nil:
+		s.stats.refused.Add(1)
+		fallthrough
+	default:
+		p.err = errNoRoom
+	}
 	span.End(class(p.err))
 	release() // before the bytes are on the disk, which may be slower
 	if p.err != nil {
