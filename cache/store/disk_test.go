@@ -1,6 +1,7 @@
 package store
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -88,6 +89,46 @@ func TestTrim(t *testing.T) {
 		t.Errorf("with enough space, stats went from %+v to %+v", before, s)
 	}
 	m.readAll(t, u, "0") // what went comes again
+}
+
+// TestOpenElsewhere has another process keep all segments open, and fills the disk. Evicting them frees nothing, so a read evicts no more than
+// would do otherwise.
+func TestOpenElsewhere(t *testing.T) {
+	for name, c := range map[string]struct {
+		minFree int64
+		others  int // bytes
+	}{
+		"to the floor": {4 * mib, 5 * mib}, // 3 MiB are free
+		"full":         {1, 8*mib - 4<<10},
+	} {
+		t.Run(name, func(t *testing.T) {
+			u := newUpstream(8*mib, mib)
+			dir := tmpfs(t, "size=16m")
+			m := mount(t, dir, u, Options{Segment: mib, Size: 1 << 30, MinFree: c.minFree})
+			m.readAll(t, u, "0")
+			until(t, "all is published", func() bool { return m.Stats().Segments == 8 && m.Stats().Filling == 0 })
+			names, err := filepath.Glob(filepath.Join(dir, "segments", "*", "*"))
+			if err != nil || len(names) < 8 {
+				t.Fatal(names, err)
+			}
+			for _, name := range names {
+				f, err := os.Open(name)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer func() { _ = f.Close() }() // nothing was written
+			}
+			var st unix.Statfs_t
+			if err := errors.Join(os.WriteFile(filepath.Join(dir, "somebody's"), make([]byte, c.others), 0o600), unix.Statfs(dir, &st)); err != nil {
+				t.Fatal(err)
+			}
+			t.Logf("%d bytes are free", int64(st.Bavail)*st.Bsize)
+			m.check(t, u, "1", 0, 100)
+			if s := m.Stats(); s.Evicted == 0 || s.Evicted > 2 || s.Refused == 0 || s.Failures != 0 {
+				t.Errorf("stats %+v", s)
+			}
+		})
+	}
 }
 
 // TestSickDisk takes the disk away in several ways. Every byte still comes, and the state says what is wrong.

@@ -195,11 +195,13 @@ func (l *ledger) book(e *entry, n int64) {
 	}
 }
 
-// evict takes the next victim off the books, nil where all is in use.
-func (l *ledger) evict(u *planned) *entry {
+// evict takes the next victim off the books, nil where all is in use. bytes are those that it had there.
+func (l *ledger) evict(u *planned) (e *entry, bytes int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.victim(u)
+	before := l.total
+	e = l.victim(u)
+	return e, before - l.total
 }
 
 // victim takes the next segment to go off the books: first by SIEVE one that no plan needs, then the one that plans need

@@ -2,6 +2,7 @@ package store
 
 import (
 	"errors"
+	"math"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -13,17 +14,14 @@ func (s *Store) makeRoom(e *entry, n int64, u *planned) error {
 	victims, err := s.ledger.reserve(e, n, u)
 	s.discard(victims...)
 	reserved := err == nil
-	for err == nil {
-		var low bool
-		if low, err = s.low(); err != nil || !low {
-			break
+	if err == nil {
+		var m shortage
+		m, err = s.missing()
+		for owed := m; err == nil && m.any(); {
+			if err = s.giveWay(&owed, u); err == nil {
+				m, err = s.missing()
+			}
 		}
-		victim := s.ledger.evict(u)
-		if victim == nil {
-			err = errNoRoom
-			break
-		}
-		s.discard(victim)
 	}
 	if err != nil && reserved {
 		s.ledger.book(e, -n)
@@ -34,42 +32,58 @@ func (s *Store) makeRoom(e *entry, n int64, u *planned) error {
 	return err
 }
 
-// low reports whether the filesystem has less space or fewer inodes free than shall stay.
-func (s *Store) low() (bool, error) {
+// shortage is what the filesystem has less free than shall stay.
+type shortage struct{ bytes, files int64 }
+
+func (m shortage) any() bool { return m.bytes > 0 || m.files > 0 }
+
+// missing tells how much space and how many inodes are missing to what shall stay free.
+func (s *Store) missing() (shortage, error) {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(s.fd, &st); err != nil {
-		return false, &localError{"ask for free space", err}
+		return shortage{}, &localError{"ask for free space", err}
 	}
-	if int64(st.Bavail)*st.Bsize < s.opt.MinFree {
-		return true, nil
+	m := shortage{bytes: s.opt.MinFree - int64(st.Bavail)*st.Bsize}
+	if st.Files > 0 {
+		m.files = int64(math.Ceil(float64(st.Files)*float64(s.opt.MinFree)/float64(int64(st.Blocks)*st.Bsize))) - int64(st.Ffree)
 	}
-	return st.Files > 0 && float64(st.Ffree)/float64(st.Files) < float64(s.opt.MinFree)/float64(int64(st.Blocks)*st.Bsize), nil
+	return m, nil
 }
 
 // trim gives back the space that shall stay free and that others have taken. A cache that is not written to would never
 // notice. It evicts as many bytes as are missing and no more, since the bytes of a segment that is open elsewhere come
 // back later.
 func (s *Store) trim() error {
-	var st unix.Statfs_t
-	if err := unix.Fstatfs(s.fd, &st); err != nil {
-		return &localError{"ask for free space", err}
+	m, err := s.missing()
+	for err == nil && m.bytes > 0 {
+		err = s.giveWay(&m, nil)
 	}
-	for missing := s.opt.MinFree - int64(st.Bavail)*st.Bsize; missing > 0; {
-		_, _, before, _ := s.ledger.sums()
-		victim := s.ledger.evict(nil)
-		if victim == nil {
-			return nil // all of it is in use
-		}
-		_, _, after, _ := s.ledger.sums()
-		s.discard(victim)
-		missing -= max(before-after, 0)
+	if errors.Is(err, errNoRoom) { // all of it is in use
+		return nil
 	}
+	return err
+}
+
+// giveWay evicts the next segment where something is owed, and counts it. Nothing is owed any more once as much as was missing has gone. If it
+// is missing still, others have these segments open, and evicting more would not help now.
+func (s *Store) giveWay(owed *shortage, u *planned) error {
+	if !owed.any() {
+		return errNoRoom
+	}
+	victim, bytes := s.ledger.evict(u)
+	if victim == nil {
+		return errNoRoom
+	}
+	s.discard(victim)
+	owed.bytes -= bytes
+	owed.files--
 	return nil
 }
 
-// allocate reserves the place of bytes that are about to come, so that a full disk is met here and not between them.
+// allocate reserves the place of bytes that are about to come, so that a full disk is met here and not between them. It evicts as many bytes and no
+// more, as trim does.
 func (s *Store) allocate(fd int, off, n int64, u *planned) error {
-	for {
+	for owed := (shortage{bytes: n}); ; {
 		err := unix.Fallocate(fd, 0, off, n)
 		switch {
 		case err == nil, errors.Is(err, unix.EOPNOTSUPP):
@@ -79,14 +93,12 @@ func (s *Store) allocate(fd int, off, n int64, u *planned) error {
 		case !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EDQUOT):
 			return &localError{"reserve the place of a segment", err}
 		}
-		victim := s.ledger.evict(u)
-		if victim == nil {
+		if err := s.giveWay(&owed, u); err != nil {
 			if u == nil {
 				s.stats.refused.Add(1)
 			}
-			return errNoRoom
+			return err
 		}
-		s.discard(victim)
 	}
 }
 
