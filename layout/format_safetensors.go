@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/hbmfs/hbmfs/layout/safetensors"
@@ -49,14 +51,16 @@ func jsonOfObjects(p []byte) bool {
 func safetensorsAssemble(ctx context.Context, d *directory, members []member) {
 	indexes := map[string]*safetensorsIndex{} // by the name of the file
 	named := map[*Object]*Object{}            // by the first file that an index names
+	have := map[string]bool{}
 	for _, m := range members {
+		have[m.object.Name] = true
 		if o := d.sibling(safetensorsIndexName(baseOf(m.object.Name))); o != nil && indexes[o.Name] == nil {
 			indexes[o.Name], named[m.object] = readSafetensorsIndex(ctx, d, o), o
 		}
 	}
 	var missing []*Shard
-	for _, x := range indexes {
-		missing = append(missing, x.missing(d, members)...)
+	for _, name := range slices.Sorted(maps.Keys(indexes)) {
+		missing = append(missing, indexes[name].missing(d, have)...)
 	}
 	set := d.addTensors(members, missing, func(ctx context.Context, o *Object) (int, error) {
 		h, err := safetensorsRead(ctx, d.volume.headers, o)

@@ -159,15 +159,11 @@ func (x *safetensorsIndex) compare(ctx context.Context, d *directory, o *Object,
 	return nil
 }
 
-// missing returns a bad shard for each file that the index names and that is not one of the members.
-func (x *safetensorsIndex) missing(d *directory, members []member) []*Shard {
-	have := map[string]struct{}{}
-	for _, m := range members {
-		have[m.object.Name] = struct{}{}
-	}
+// missing returns a bad shard for each file that the index names and that is not one of those that are there.
+func (x *safetensorsIndex) missing(d *directory, have map[string]bool) []*Shard {
 	var names []string
 	for name := range x.files {
-		if _, ok := have[name]; !ok {
+		if !have[name] {
 			names = append(names, name)
 		}
 	}

@@ -103,6 +103,24 @@ func TestSafetensorsShardedGolden(t *testing.T) {
 	}
 }
 
+// TestSafetensorsMissingFilesHaveAnOrder lacks files of several indexes.
+func TestSafetensorsMissingFilesHaveAnOrder(t *testing.T) {
+	f, want := files{}, []string(nil)
+	for i := range 20 {
+		name := fmt.Sprintf("m%02d.safetensors", i)
+		f[name] = safetensorsFile(`{}`, 0)
+		f[name+".index.json"] = fmt.Appendf(nil, `{"weight_map":{"a":"missing-%02d"}}`, i)
+		want = append(want, fmt.Sprintf("missing-%02d", i))
+	}
+	var got []string
+	for _, h := range index(t, f).Sets[0].Shards[len(want):] {
+		got = append(got, h.Name)
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("missing files %q, want %q", got, want)
+	}
+}
+
 func TestSafetensorsIndexIsCompared(t *testing.T) {
 	file := safetensorsFile(`{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[],"data_offsets":[2,3]}}`, 0, 1, 2, 3)
 	for weightMap, want := range map[string][]string{

@@ -116,21 +116,20 @@ func (opt *Options) inspect(ctx context.Context, source string, v *layout.Volume
 	}
 	add, end := opt.Progress("checking indexes", int64(shards), false)
 	defer end()
-	for _, s := range v.Sets {
+	at := map[*layout.Set]int{}
+	for i, s := range v.Sets {
 		if err := s.Check(ctx, func() { add(1) }); err != nil {
 			return nil, err
 		}
-		r.Sets = append(r.Sets, describe(s))
+		at[s], r.Sets = i, append(r.Sets, describe(s))
 	}
 	for i := range v.Views {
 		view, err := tryView(ctx, &v.Views[i], r)
 		if err != nil {
 			return nil, err
 		}
-		for k, s := range v.Sets {
-			if s == v.Views[i].Set {
-				r.Sets[k].Views = append(r.Sets[k].Views, view)
-			}
+		if k, ok := at[v.Views[i].Set]; ok { // a selection is no set of the dataset
+			r.Sets[k].Views = append(r.Sets[k].Views, view)
 		}
 	}
 	for i, s := range v.Sets {
