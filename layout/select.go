@@ -57,7 +57,7 @@ func ParseSelection(r io.Reader) ([]int64, error) {
 func (v *Volume) selections(list []Selection) error {
 	taken := map[string]bool{}
 	for i := range v.Views {
-		taken[path.Dir(v.Views[i].Path)] = true
+		taken[path.Dir(v.Views[i].Path)], taken[v.Views[i].Path] = true, true
 	}
 	for _, sel := range list {
 		dir, name := path.Split(sel.Name)

@@ -80,6 +80,11 @@ func TestSelectionsThatCannotBe(t *testing.T) {
 	if _, err := selecting(t, f, Selection{"part", []int64{0}}, Selection{"part", []int64{1}}); err == nil || !strings.Contains(err.Error(), "other views") {
 		t.Errorf("twice: %v", err)
 	}
+	for _, name := range []string{"fields", "tokens.npy", "fields/part"} {
+		if _, err := selecting(t, golden(t, "mds"), Selection{name, []int64{0}}); err == nil {
+			t.Errorf("%s: a selection hides a view, or lies in one", name)
+		}
+	}
 	v, err := selecting(t, f, Selection{"part", []int64{0, 1 << 40}})
 	if err != nil {
 		t.Fatal(err)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"slices"
 	"time"
 )
 
@@ -46,24 +47,36 @@ func absent(format string, args ...any) error { return &AbsentError{fmt.Sprintf(
 // stay far below it.
 const maxRuns = 1 << 25
 
-// views lists the views of all sets. Sets that would show theirs in one directory get a directory each, named by format.
+// views lists the views of all sets. Sets that would show theirs in one directory get a directory each, named by format. So does a set that has
+// a view with the name of a directory with views, such as fields.
 func views(v *Volume) []View {
-	var out []View
-	taken := map[string]bool{}
+	dirs := map[string]bool{} // that hold views, and those above them
 	for _, s := range v.Sets {
-		if dir := s.ViewDir(); taken[dir] {
-			s.viewDir = path.Join(dir, s.Format)
-			for n := 2; taken[s.viewDir]; n++ {
-				s.viewDir = path.Join(dir, fmt.Sprintf("%s-%d", s.Format, n))
-			}
+		for dir := s.ViewDir(); dir != "." && !dirs[dir]; dir = path.Dir(dir) {
+			dirs[dir] = true
 		}
-		taken[s.ViewDir()] = true
+	}
+	var out []View
+	taken, next := map[string]bool{}, map[string]int{} // directories and views; the number that is tried next behind a name
+	for _, s := range v.Sets {
 		of := s.views()
 		if s.hasFields() {
 			of = append(of, View{Path: "fields", Entries: s.fieldFiles, Joint: true})
 		}
+		free := func(dir string) bool {
+			return !taken[dir] && !slices.ContainsFunc(of, func(view View) bool { return dirs[path.Join(dir, view.Path)] })
+		}
+		if dir := s.ViewDir(); !free(dir) {
+			name := path.Join(dir, s.Format)
+			s.viewDir = name
+			for n := max(2, next[name]); !free(s.viewDir); n++ {
+				s.viewDir, next[name] = fmt.Sprintf("%s-%d", name, n), n+1
+			}
+		}
+		taken[s.ViewDir()], dirs[s.ViewDir()] = true, true
 		for _, view := range of {
 			view.Path, view.Set = path.Join(s.ViewDir(), view.Path), s
+			taken[view.Path] = true
 			out = append(out, view)
 		}
 	}
