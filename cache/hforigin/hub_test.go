@@ -69,7 +69,7 @@ func TestTokensStayOffTheWireToCaches(t *testing.T) {
 		t.Setenv("HF_TOKEN", "hf_later")
 		server, h := &refuses{}, getter.(*through).hub
 		o.client.Transport = server
-		res, err := h.do(t.Context(), h.url("api", "x"), "", true)
+		res, err := h.do(t.Context(), h.url("api", "x"), "", true) //nolint:bodyclose // Discard closes it
 		if err != nil {
 			t.Fatal(err)
 		}
