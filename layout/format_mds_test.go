@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -394,4 +395,29 @@ func FuzzMDSIndex(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestIndexOfManyEntries is a small index that would take gigabytes, and a large one of too many shards.
+func TestIndexOfManyEntries(t *testing.T) {
+	const count, most = 1_000_000, 256 << 20
+	list := strings.TrimSuffix(strings.Repeat("{},", count), ",")
+	for format, text := range map[string]string{
+		"mds": `{"version":2,"shards":[` + list + `]}`, "litdata": `{"chunks":[` + list + `],"config":{}}`,
+	} {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		v := index(t, files{"index.json": []byte(text)})
+		runtime.ReadMemStats(&after)
+		wantProblems(t, v, "index.json: the index lists more than")
+		if took := after.TotalAlloc - before.TotalAlloc; len(v.Sets) > 0 || took > most {
+			t.Errorf("%s: %d sets, %d bytes of memory", format, len(v.Sets), took)
+		}
+	}
+	for _, n := range []int{maxIndexed, maxIndexed + 1} {
+		entries, number := 0, 0
+		err := newObjectParser(&Object{Size: maxJSONIndex}, 0, strings.NewReader("["+strings.Repeat("1,", n-1)+"1]")).list(func() any { entries++; return &number }, nil)
+		if entries != maxIndexed || (err == nil) != (n == maxIndexed) {
+			t.Errorf("%d of %d entries were read: %v", entries, n, err)
+		}
+	}
 }

@@ -9,8 +9,11 @@ import (
 	"io"
 )
 
-// maxJSONIndex bounds the index that names a dataset's shards, bytes: about a million shards.
-const maxJSONIndex = 256 << 20
+const (
+	maxJSONIndex = 256 << 20 // bytes of the index that names a dataset's shards
+	maxIndexed   = 1 << 20   // shards that it names
+	minIndexed   = 32        // bytes of an entry that names a shard: the memory of entries without a name would be hundreds of times the index
+)
 
 // jsonIndexName is the name of the index in MosaicML Streaming and in LitData.
 const jsonIndexName = "index.json"
@@ -138,7 +141,11 @@ func (p *objectParser) list(element func() any, misfit func(i int, err error)) e
 	if tok, err := p.dec.Token(); err != nil || tok != json.Delim('[') {
 		return p.fail("a JSON list is expected")
 	}
+	most := min(maxIndexed, 1024+int(p.o.Size/minIndexed))
 	for i := 0; p.dec.More(); i++ {
+		if i == most {
+			return p.fail("the index lists more than %d shards, and has %d bytes", most, p.o.Size)
+		}
 		err := p.dec.Decode(element())
 		if _, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 			misfit(i, err)
