@@ -6,6 +6,8 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
+
+	"github.com/hbmfs/hbmfs/layout/safetensors"
 )
 
 // A GGUF file is a header, key-value pairs, the places of its tensors, and the tensors. Source: ggml-org/ggml,
@@ -14,6 +16,7 @@ const (
 	ggufMagic     = "GGUF"
 	ggufAlignment = 32 // where general.alignment does not say
 	maxGGUFString = 64 << 10
+	ggufName      = 64 // bytes of memory that a name takes beside its own
 )
 
 func ggufProbe(o *Object, head []byte) any {
@@ -46,20 +49,20 @@ func ggufVersion(version uint32) string {
 // ggufAssemble makes one set of a directory's files.
 func ggufAssemble(_ context.Context, d *directory, members []member) {
 	set := d.addTensors(members, nil, func(ctx context.Context, o *Object) (int, error) {
-		tensors, err := ggufRead(ctx, o)
+		tensors, err := ggufRead(ctx, d.volume.headers, o)
 		return len(tensors), err
 	})
 	set.entries = func(s *Set) (out []View) {
 		for _, h := range s.Shards {
-			out = append(out, tensorView(h, ggufFiles))
+			out = append(out, tensorView(h, s.ggufFiles))
 		}
 		return out
 	}
 }
 
 // ggufFiles makes a file of each tensor; a .bin has its blocks.
-func ggufFiles(ctx context.Context, o *Object) (files []*File, err error) {
-	tensors, err := ggufRead(ctx, o)
+func (s *Set) ggufFiles(ctx context.Context, o *Object) (files []*File, err error) {
+	tensors, err := ggufRead(ctx, s.volume.headers, o)
 	for i := range tensors {
 		t := &tensors[i]
 		files = addTensor(files, o, t.name, t.kind.dtype, t.shape, t.begin, t.end)
@@ -98,8 +101,9 @@ func ggufTypeOf(code uint32) (ggufType, bool) {
 
 // ggufReader reads the header.
 type ggufReader struct {
-	r   *windowReader
-	err error
+	r    *windowReader
+	room int64 // for names, bytes
+	err  error
 }
 
 func (g *ggufReader) fail(format string, args ...any) {
@@ -134,6 +138,10 @@ func (g *ggufReader) text() string {
 	n := g.number(8)
 	if n > maxGGUFString {
 		g.fail("a name has %d bytes, at most %d are read", n, maxGGUFString)
+		return ""
+	}
+	if g.room -= int64(n) + ggufName; g.room < 0 {
+		g.fail("the names take more than %d bytes", safetensors.MaxHeader)
 		return ""
 	}
 	raw := make([]byte, n)
@@ -174,8 +182,13 @@ func (g *ggufReader) value(kind uint64, depth int) uint64 {
 }
 
 // ggufRead reads and checks the header.
-func ggufRead(ctx context.Context, o *Object) ([]ggufTensor, error) {
-	g := &ggufReader{r: &windowReader{ctx: ctx, o: o, off: 4}}
+func ggufRead(ctx context.Context, budget headerBudget, o *Object) ([]ggufTensor, error) {
+	giveBack, err := budget.take(ctx, min(o.Size, safetensors.MaxHeader))
+	if err != nil {
+		return nil, err
+	}
+	defer giveBack()
+	g := &ggufReader{r: &windowReader{ctx: ctx, o: o, off: 4}, room: safetensors.MaxHeader}
 	if why := ggufVersion(uint32(g.number(4))); why != "" {
 		g.fail("%s", why)
 	}

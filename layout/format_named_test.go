@@ -195,7 +195,7 @@ func TestGGUF(t *testing.T) {
 	if s.Format != "gguf" || len(s.Notes) != 1 || s.Notes[0] != "3 tensors" {
 		t.Fatalf("%s, notes %q", s.Format, s.Notes)
 	}
-	entries, err := ggufFiles(t.Context(), v.Objects[0])
+	entries, err := s.ggufFiles(t.Context(), v.Objects[0])
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -227,7 +227,7 @@ func TestGGUF(t *testing.T) {
 	for n := range len(data) { // cut off anywhere
 		o := Bytes("model.gguf", data[:n])
 		if h, ok := ggufProbe(o, data[:min(n, 4096)]).(tensorHead); ok && h.bad == "" {
-			if _, err := ggufRead(t.Context(), o); err == nil && n < len(data)-56 {
+			if _, err := ggufRead(t.Context(), headerBudget{}, o); err == nil && n < len(data)-56 {
 				t.Errorf("%d of %d bytes: no error", n, len(data))
 			}
 		}
@@ -242,7 +242,7 @@ func FuzzGGUF(f *testing.F) {
 	f.Fuzz(func(t *testing.T, at int, change []byte) {
 		data := bytes.Clone(good)
 		copy(data[uint(at)%uint(len(data)):], change)
-		tensors, err := ggufRead(t.Context(), Bytes("model.gguf", data))
+		tensors, err := ggufRead(t.Context(), headerBudget{}, Bytes("model.gguf", data))
 		for _, x := range tensors {
 			if err == nil && (x.begin < 0 || x.end < x.begin || x.end > int64(len(data))) {
 				t.Errorf("%s lies at %d to %d of %d", x.name, x.begin, x.end, len(data))

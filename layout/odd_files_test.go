@@ -2,8 +2,11 @@ package layout
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 )
 
@@ -76,6 +79,64 @@ func TestGGUFVerdicts(t *testing.T) {
 	v, _ := oneSet(t, files{"m.gguf": gguf(3, []string{"a", "b"}, []string{"a", "b"})})
 	if p := v.Problems(); len(p) > 0 {
 		t.Error(p)
+	}
+}
+
+// TestGGUFNamesAreBounded has 6.5 GB of keys. The file is given up after a header's worth of them.
+func TestGGUFNamesAreBounded(t *testing.T) {
+	const keys, most = 100_000, 110_000_000
+	head := le("GGUF", uint32(3), uint64(0), uint64(keys))
+	key := slices.Concat(le(uint64(maxGGUFString)), make([]byte, maxGGUFString), le(uint32(4), uint32(32)))
+	var read atomic.Int64
+	o := computed(int64(len(head)+keys*len(key)), 1, func(_ context.Context, dst []byte, first int64) error {
+		read.Add(int64(len(dst)))
+		for at := first; len(dst) > 0; {
+			n := 0
+			if at < int64(len(head)) {
+				n = copy(dst, head[at:])
+			} else {
+				number, within := (at-int64(len(head)))/int64(len(key)), (at-int64(len(head)))%int64(len(key))
+				copy(key[8:], le(uint32(number)))
+				n = copy(dst, key[within:])
+			}
+			dst, at = dst[n:], at+int64(n)
+		}
+		return nil
+	})
+	o.Name = "m.gguf"
+	v, err := Index(t.Context(), []*Object{o}, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantProblem(t, v, "m.gguf", "the names take more than 100000000 bytes")
+	if n := read.Load(); n > most {
+		t.Errorf("%d bytes were read, want at most %d", n, most)
+	}
+}
+
+// TestGGUFHeadersShareTheBudget waits for room while other headers hold all of it.
+func TestGGUFHeadersShareTheBudget(t *testing.T) {
+	budget, data, reads := newHeaderBudget(), gguf(3, nil, []string{"a"}), 0
+	o := computed(int64(len(data)), 1, func(_ context.Context, dst []byte, first int64) error {
+		reads++
+		copy(dst, data[first:])
+		return nil
+	})
+	giveBack, err := budget.take(t.Context(), maxHeaders)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := ggufRead(ctx, budget, o); !errors.Is(err, context.Canceled) || reads > 0 {
+		t.Errorf("a header is read without room: %d reads, %v", reads, err)
+	}
+	giveBack()
+	if tensors, err := ggufRead(t.Context(), budget, o); len(tensors) != 1 || err != nil {
+		t.Errorf("%d tensors, %v", len(tensors), err)
+	}
+	if !budget.left.TryAcquire(maxHeaders) {
+		t.Error("the header keeps its room")
 	}
 }
 
