@@ -11,6 +11,7 @@ import (
 
 	"github.com/hbmfs/hbmfs/cufile/internal/crew"
 	"github.com/hbmfs/hbmfs/cufile/internal/direct"
+	"github.com/hbmfs/hbmfs/cufile/internal/source"
 )
 
 // TestCloseWhileSomethingIsUnderWay closes a Reader while a step takes longer than closing waits. It does not say that
@@ -160,4 +161,40 @@ func TestCloseEndsFilesAndRequests(t *testing.T) {
 	if len(r.files) != 0 {
 		t.Errorf("%d files are left", len(r.files))
 	}
+}
+
+// unanswered is a file whose server does not answer while it is closed.
+type unanswered struct {
+	source.File
+	answers chan struct{}
+}
+
+func (u *unanswered) Close() error {
+	<-u.answers
+	return errors.Join(u.File.Close(), ErrShort)
+}
+
+// TestCloseWhileAServerDoesNotAnswer closes a file, and its Reader, that wait for a server. Once it answers, closing again tells how the file was
+// closed, once.
+func TestCloseWhileAServerDoesNotAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		name, _ := randomFile(t, 1000, 29)
+		r, err := New(t.Context(), Options{Device: HostDevice, Threads: 2, Arena: 1 << 20})
+		must(t, err)
+		f, err := r.Open(t.Context(), name)
+		must(t, err)
+		u := &unanswered{f.source, make(chan struct{})}
+		f.source = u
+		for what, close := range map[string]func() error{"the file": f.Close, "the reader": r.Close} {
+			if err := close(); !errors.Is(err, ErrUnderWay) || errors.Is(err, ErrShort) {
+				t.Errorf("close %s: %v, want that something is under way", what, err)
+			}
+		}
+		close(u.answers)
+		if err := f.Close(); !errors.Is(err, ErrShort) {
+			t.Errorf("close: %v, want %v", err, ErrShort)
+		}
+		must(t, f.Close())
+		must(t, r.Close())
+	})
 }

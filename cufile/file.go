@@ -21,14 +21,16 @@ type File struct {
 	source source.File
 	note   string // why the file is not read from where its bytes lie
 	tally  tally.Tally
-	gate   crew.Gate    // of calls that use its backing files
-	once   sync.Once    // gives it back
-	seen   atomic.Bool  // the GPU saw all bytes of the last request already; on the host they were mapped
-	cold   atomic.Int64 // requests on the host that threads read, since rows came from the disk
+	gate   crew.Gate     // of calls that use its backing files
+	once   sync.Once     // gives it back
+	gone   chan struct{} // closed when that is over
+	seen   atomic.Bool   // the GPU saw all bytes of the last request already; on the host they were mapped
+	cold   atomic.Int64  // requests on the host that threads read, since rows came from the disk
 
 	mu       sync.Mutex // guards the fields below
 	moved    Moved
 	requests map[*Request]bool // that are under way
+	failed   error             // of giving it back; told once
 }
 
 // Open opens a file: of an hbmfs mount, whose bytes are then read from where they really lie, or any other.
@@ -62,7 +64,7 @@ func (r *Reader) admit(ctx context.Context, name string, s source.File, note str
 
 // add makes a File, which the Reader closes at the latest.
 func (r *Reader) add(name string, s source.File, note string) *File {
-	f := &File{r: r, name: name, source: s, note: note, tally: tally.Tally{Field: tally.FieldOf(name)}, requests: map[*Request]bool{}}
+	f := &File{r: r, name: name, source: s, note: note, tally: tally.Tally{Field: tally.FieldOf(name)}, gone: make(chan struct{}), requests: map[*Request]bool{}}
 	r.opened.Add(s.Size())
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -98,33 +100,46 @@ func (f *File) Close() (err error) {
 		q.cancel()
 	}
 	f.mu.Unlock()
-	if err := crew.Await(left); err != nil {
+	if err = crew.Await(left); err != nil {
 		f.r.stuck.Go(func() {
 			<-left
-			f.once.Do(func() { _ = f.release() }) // the caller of Close has had an error
+			f.once.Do(f.release)
 		})
+	} else {
+		f.once.Do(f.release)
+		err = crew.Await(f.gone)
+	}
+	if err != nil {
 		return fmt.Errorf("close %s: %w", f.name, err)
 	}
-	f.once.Do(func() { err = f.release() })
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	err, f.failed = f.failed, nil
 	return err
 }
 
-func (f *File) release() error {
+// release gives the file back. The last look at its backing files may hang.
+func (f *File) release() {
 	f.r.descriptors.Watch().Hear(context.Background())
 	leaving := f.source.Unshare()
 	errs := []error{f.r.forget(leaving)}
 	if errs[0] == nil {
 		_, errs[0] = f.uncache(leaving, f.r.opt.PageCache)
 	}
-	errs = append(errs, f.r.descriptors.Drop(leaving))
-	if s, ok := f.source.(connected); ok {
-		tally.Report(s.Daemon, f.tally.Rest())
-	}
-	errs = append(errs, f.source.Close())
-	f.r.mu.Lock()
-	delete(f.r.files, f)
-	f.r.mu.Unlock()
-	return errors.Join(errs...)
+	f.r.stuck.Go(func() {
+		defer close(f.gone)
+		errs = append(errs, f.r.descriptors.Drop(leaving))
+		if s, ok := f.source.(connected); ok {
+			tally.Report(s.Daemon, f.tally.Rest())
+		}
+		errs = append(errs, f.source.Close())
+		f.mu.Lock()
+		f.failed = errors.Join(errs...)
+		f.mu.Unlock()
+		f.r.mu.Lock()
+		defer f.r.mu.Unlock()
+		delete(f.r.files, f)
+	})
 }
 
 // OpenMany opens many files, as Open does, and gives a File or an error for each. One message asks for a few hundred small

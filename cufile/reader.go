@@ -336,7 +336,9 @@ func (r *Reader) release() error {
 		}
 	}
 	r.stuck.Wait()
-	r.descriptors.Watch().Close()
+	if err := r.descriptors.Watch().Close(); err != nil {
+		return errors.Join(append(errs, err)...)
+	}
 	if r.arena != nil { // a GPU's arena has gone with its device
 		errs = append(errs, r.arena.Close())
 	}

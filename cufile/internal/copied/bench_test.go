@@ -64,6 +64,6 @@ func BenchmarkRows(b *testing.B) {
 		for _, f := range files {
 			_ = f.Close()
 		}
-		d.Watch().Close()
+		_ = d.Watch().Close()
 	}
 }

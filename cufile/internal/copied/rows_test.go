@@ -49,7 +49,9 @@ func newShelf(t *testing.T, count, size int) *shelf {
 		}
 	}
 	t.Cleanup(func() {
-		d.Watch().Close()
+		if err := d.Watch().Close(); err != nil {
+			t.Error(err)
+		}
 		for _, f := range s.files {
 			if err := errors.Join(s.m.Forget(f.Unshare()), f.Close()); err != nil {
 				t.Error(err)

@@ -391,13 +391,12 @@ func (h *Descriptors) own(from *os.File, before int) (fd int, err error) {
 	return fd, nil
 }
 
-// Drop closes those of a File that is closed, and says which have changed. The end of its connection says so to the daemon.
+// Drop closes those of a File that is closed, and says which have changed. The end of its connection says so to the daemon. Drop waits for the last look
+// at each, which may hang on a disk or a server. Other requests go on meanwhile.
 func (h *Descriptors) Drop(files []*Backing) error {
+	var open []*Backing
 	h.mu.Lock()
-	defer h.mu.Unlock()
-	var errs []error
 	for _, b := range files {
-		errs = append(errs, h.watch.closing(b))
 		b.dropped = true
 		if b.element == nil {
 			continue
@@ -407,6 +406,14 @@ func (h *Descriptors) Drop(files []*Backing) error {
 			h.inUse--
 		}
 		h.remove(b)
+		open = append(open, b)
+	}
+	h.mu.Unlock()
+	var errs []error
+	for _, b := range files {
+		errs = append(errs, h.watch.closing(b))
+	}
+	for _, b := range open {
 		_ = b.Close() // as above
 	}
 	return errors.Join(errs...)

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/hbmfs/hbmfs/tests/blackbox"
 )
 
 // shelf lends files of a folder, and counts.
@@ -416,6 +418,48 @@ func TestSplitOpensEachFileOnce(t *testing.T) {
 	if len(groups) != 3 || len(to) != 200 {
 		t.Errorf("%d groups with %d pieces, want 3 with 200", len(groups), len(to))
 	}
+}
+
+// TestClosingAFileAtWhichALookHangs closes a file at which the Watch looks, while its server does not answer. Others are opened and read meanwhile.
+func TestClosingAFileAtWhichALookHangs(t *testing.T) {
+	s := newShelf(t, 3)
+	h := NewDescriptors(8, letNothing)
+	hung, others := s.files[:1], s.files[1:]
+	use := func(files []*Backing) (err error) {
+		if err = h.Pin(t.Context(), files); err == nil {
+			h.Unpin(files)
+		}
+		return err
+	}
+	if err := use(s.files[:2]); err != nil {
+		t.Fatal(err)
+	}
+	hung[0].look.Lock()
+	closed := make(chan error, 1)
+	go func() { closed <- h.Drop(hung) }()
+	closing := func() bool { h.watch.mu.Lock(); defer h.watch.mu.Unlock(); return !hung[0].open }
+	if !blackbox.Within(time.Minute, closing) {
+		t.Fatal("the file is not being closed")
+	}
+	used := make(chan error, 1)
+	go func() { used <- use(others) }() // of which one is open
+	select {
+	case err := <-used:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(time.Minute):
+		t.Error("others wait for a look at a file that is none of theirs")
+	}
+	if hung[0].FD < 0 {
+		t.Error("the file was closed while it is looked at")
+	}
+	hung[0].look.Unlock()
+	if err := <-closed; err != nil || hung[0].FD >= 0 {
+		t.Errorf("closed: %v: %v", hung[0].FD < 0, err)
+	}
+	drop(t, h, others)
+	ended(t, h.Watch())
 }
 
 // drop closes files, none of which has changed.

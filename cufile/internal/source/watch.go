@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/cufile/internal/crew"
 )
 
 // Watch knows which files have changed, beside the requests that read them. A request that reads memory which the device sees asks the kernel nothing.
@@ -288,13 +289,18 @@ func (w *Watch) closing(b *Backing) error {
 	return nil
 }
 
-// Close ends the looking.
-func (w *Watch) Close() {
+// Close ends the looking. It fails with [crew.ErrUnderWay] where a look hangs on a disk or a server. Then call Close again.
+func (w *Watch) Close() error {
 	w.mu.Lock()
 	if !w.ended {
 		w.ended = true
 		close(w.quit)
 	}
 	w.mu.Unlock()
-	w.gone.Wait()
+	gone := make(chan struct{})
+	go func() { // ends with the last look
+		w.gone.Wait()
+		close(gone)
+	}()
+	return crew.Await(gone)
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/hbmfs/hbmfs/control"
+	"github.com/hbmfs/hbmfs/cufile/internal/crew"
 )
 
 // watched opens a file of 100 bytes of a mount, as far as a Watch can tell.
@@ -34,6 +35,14 @@ func watched(t *testing.T, w *Watch) *Backing {
 }
 
 func noUse([]*Backing) {}
+
+// ended ends a Watch.
+func ended(t *testing.T, w *Watch) {
+	t.Helper()
+	if err := w.Close(); err != nil {
+		t.Error(err)
+	}
+}
 
 // TestWatchSeesChanges has a file that is being read cut, or written to. The next look finds that.
 func TestWatchSeesChanges(t *testing.T) {
@@ -72,7 +81,7 @@ func TestWatchSeesChanges(t *testing.T) {
 				if err := w.closing(b); err != nil {
 					t.Errorf("closing says again: %v", err)
 				}
-				w.Close()
+				ended(t, w)
 			})
 		})
 	}
@@ -100,7 +109,7 @@ func TestWatchLooksBeforeItCloses(t *testing.T) {
 			t.Error("a closed file is to be read")
 		}
 		time.Sleep(time.Second)
-		w.Close()
+		ended(t, w)
 		if w.looking {
 			t.Error("it looks on while nothing is read")
 		}
@@ -120,12 +129,29 @@ func TestWatchTellsWhatIsUsed(t *testing.T) {
 		time.Sleep(lookEvery + time.Millisecond)
 		w.Mark(b)
 		time.Sleep(time.Second)
-		w.Close()
+		ended(t, w)
 		if len(used) != 2 || used[0] != 2 || used[1] != 1 {
 			t.Errorf("files of each turn: %v, want 2 and 1", used)
 		}
 		if w.Mark(a) {
 			t.Error("a file is marked after the end")
 		}
+	})
+}
+
+// TestALookThatHangs has a look at a file wait for a server that does not answer. Closing the Watch gives up, and ends well later.
+func TestALookThatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hung := make(chan struct{})
+		w := newWatch(func([]*Backing) { <-hung })
+		w.Mark(watched(t, w))
+		time.Sleep(lookEvery + time.Millisecond)
+		for range 2 {
+			if err := w.Close(); !errors.Is(err, crew.ErrUnderWay) {
+				t.Errorf("%v, want that a look is under way", err)
+			}
+		}
+		close(hung)
+		ended(t, w)
 	})
 }
