@@ -113,11 +113,11 @@ typedef struct hbmfs_reader_options {
 	int32_t device;       /* CUDA's index, 0 the first; HBMFS_HOST */
 	const char *method;   /* NULL: "auto" */
 	const char *require;  /* NULL: nothing is required */
-	int32_t threads;      /* that read; 0: 8, but no more than there are CPUs */
+	int32_t threads;      /* that read; 0: three quarters of the CPUs, 4 to 16, or for each of several readers its share, 2 to 16. For a GPU fewer read where more are no faster */
 	int32_t readers;      /* readers that share this host, if the caller knows it; 0: one */
 	int64_t arena_bytes;  /* of the device's memory, for "direct" and "compat", and for widening what is not registered yet, when one first wants it; 0: 1 GiB, on the host 256 MiB */
 	int64_t pinned_bytes; /* most host memory kept registered with CUDA; of all readers with the same number; 0: a quarter of the RAM, or of the control group's limit */
-	int64_t slot_bytes;   /* that a thread moves at a time; 0: 4 MiB. Each thread pins three slots */
+	int64_t slot_bytes;   /* that a thread moves at a time; 0: 2 MiB. Each thread pins three slots */
 	int32_t reuse;        /* not 0: the same bytes will be read again, so that keeping them registered pays */
 	int32_t page_cache;   /* an hbmfs_page_cache: what closing a file does with its pages */
 	const char *libcuda;   /* NULL: the system's */
