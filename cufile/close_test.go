@@ -89,6 +89,23 @@ func TestDriverThatDoesNotOpenIsAskedOnce(t *testing.T) {
 	}
 }
 
+// TestDriverThatAnotherReaderHasOpen is refused with a remedy, and opened once that Reader is closed.
+func TestDriverThatAnotherReaderHasOpen(t *testing.T) {
+	libraries := fakeLibraries(t)
+	first, err := New(t.Context(), smallOptions(libraries, Compat))
+	must(t, err)
+	second := newReader(t, smallOptions(libraries, Auto))
+	_, err = New(t.Context(), smallOptions(libraries, Compat))
+	for _, err := range []error{err, second.direct.Start()} {
+		if err == nil || !strings.Contains(err.Error(), "close that one first") {
+			t.Errorf("%v, want what to do", err)
+		}
+	}
+	eventually(t, "the first reader is closed", func() bool { err = first.Close(); return !errors.Is(err, ErrUnderWay) })
+	must(t, err)
+	must(t, second.direct.Start())
+}
+
 // TestDriverThatNobodyHadTimeFor is asked again: its threads were busy, which says nothing of it.
 func TestDriverThatNobodyHadTimeFor(t *testing.T) {
 	o := smallOptions(fakeLibraries(t), Auto)

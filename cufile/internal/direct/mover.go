@@ -9,6 +9,7 @@ package direct
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -52,7 +53,8 @@ func New(o Options) *Mover { return &Mover{opt: o, files: map[*source.Backing]*h
 
 // Start loads libcufile and opens its driver, with compat mode allowed on the compat path only. A failure is remembered as
 // long as the Reader lives. Otherwise auto would ask for every request, and each try blocks a thread for as long as the driver
-// likes. A new Reader sees changes: a library is installed, nvidia-fs is loaded, a hung driver comes back.
+// likes. A new Reader sees changes: a library is installed, nvidia-fs is loaded, a hung driver comes back. While another Reader or
+// Writer of the process has the driver open, Start fails at once, and works once that is closed.
 func (d *Mover) Start() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -72,7 +74,8 @@ func (d *Mover) Start() error {
 		opened <- lib
 		return lib.Open(d.opt.Compat)
 	}); err != nil {
-		if asked.Load() {
+		var refused *driver.CuFileError
+		if asked.Load() && (!errors.As(err, &refused) || refused.Code != driver.AlreadyOpen) {
 			d.failed = err
 		}
 		return err

@@ -2,6 +2,9 @@ package driver
 
 import "fmt"
 
+// AlreadyOpen is the Code of a second open in a process.
+const AlreadyOpen = 5026
+
 // cufileBase is where cuFile's own error codes begin (cufile.h, CUFILEOP_BASE_ERR).
 const cufileBase = 5000
 
@@ -56,7 +59,7 @@ func describeCuFile(code int) (name, advice string) {
 		5023: {"MEMORY_ALREADY_REGISTERED", ""},
 		5024: {"MEMORY_NOT_REGISTERED", ""},
 		5025: {"PERMISSION_DENIED", "this user may not use the driver or the file"},
-		5026: {"DRIVER_ALREADY_OPEN", "this process opened cuFile before, with settings of its own"},
+		5026: {"DRIVER_ALREADY_OPEN", "this process uses cuFile already, by another reader or writer or a library: close that one first, or use --path mapped or staged"},
 		5027: {"HANDLE_NOT_REGISTERED", udev},
 		5028: {"HANDLE_ALREADY_REGISTERED", ""},
 		5029: {"DEVICE_NOT_FOUND", ""},
