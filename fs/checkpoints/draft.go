@@ -262,6 +262,13 @@ func (d *mountedDraft) closed() error {
 	return nil
 }
 
+// shownAs is the draft's name in the root, which a rename may change.
+func (d *mountedDraft) shownAs() string {
+	d.v.mu.Lock()
+	defer d.v.mu.Unlock()
+	return d.shown
+}
+
 // mayMake books memory for a manifest, and tells whether the draft's user may have it. A negative number gives it back.
 func (d *mountedDraft) mayMake(bytes int64) bool {
 	if bytes < 0 {

@@ -69,7 +69,7 @@ func (v *Volume) opened(n *node, o *opening, h *fuse.InHeader, flags uint32, out
 	n.use.Lock()
 	defer n.use.Unlock()
 	if (n.file < 0 || n.waits) && !v.room.files.Reserve(h.Uid, 1) {
-		v.refuse("open a file of %s: user %d has as many files of drafts open as it may", n.draft.shown, h.Uid)
+		v.refuse("open a file of %s: user %d has as many files of drafts open as it may", n.draft.shownAs(), h.Uid)
 		return unix.ENFILE
 	}
 	if n.waits {
@@ -120,7 +120,7 @@ func (v *Volume) opened(n *node, o *opening, h *fuse.InHeader, flags uint32, out
 		}
 	}
 	answer(out, fh, n.backing)
-	if n.draft == v.side && isTracker(n.name) && writes(flags) {
+	if n.draft == v.side && isTracker(n.called()) && writes(flags) {
 		out.OpenFlags &^= fuse.FOPEN_NOFLUSH
 	}
 	return nil

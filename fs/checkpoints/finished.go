@@ -74,7 +74,7 @@ func (v *Volume) tracked(ctx context.Context, n *node, thread uint32) error {
 		return err
 	}
 	name := strings.TrimSpace(string(text))
-	if n.name == deepspeedTracker {
+	if n.called() == deepspeedTracker {
 		v.goesOn(ctx, thread)
 		if d := v.draftNamed(name); d != nil {
 			v.mu.Lock()
@@ -104,11 +104,11 @@ func (v *Volume) draftNamed(name string) *mountedDraft {
 // goesOn publishes the draft that a process has named in DeepSpeed's latest. The process goes on, so all ranks have
 // passed the barrier.
 func (v *Volume) goesOn(ctx context.Context, thread uint32) {
-	var named []*mountedDraft
+	named := map[*mountedDraft]int{}
 	v.mu.Lock()
 	for _, d := range v.drafts {
 		if d.word.Latest != 0 {
-			named = append(named, d)
+			named[d] = d.word.Latest
 		}
 	}
 	v.mu.Unlock()
@@ -116,8 +116,8 @@ func (v *Volume) goesOn(ctx context.Context, thread uint32) {
 		return
 	}
 	process := processOf(thread)
-	for _, d := range named {
-		if d.word.Latest == process {
+	for d, latest := range named {
+		if latest == process {
 			d.publishSaid(ctx, d.publish)
 		}
 	}

@@ -229,7 +229,7 @@ func (v *Volume) unmask(at int, name string, mode uint32) error {
 // mknod makes a plain file. A checkpoint has no others.
 func (v *Volume) mknod(in *node, name string, req *fuse.MknodIn) (*node, *unix.Statx_t, error) {
 	if kind := req.Mode & unix.S_IFMT; kind != unix.S_IFREG && kind != 0 {
-		v.refuse("a special file in %s: a checkpoint has regular files alone, no devices, pipes and sockets", in.draft.shown)
+		v.refuse("a special file in %s: a checkpoint has regular files alone, no devices, pipes and sockets", in.draft.shownAs())
 		return nil, nil, unix.EPERM
 	}
 	return v.make(in, name, &req.InHeader, req.Mode, false, func(at int) error {

@@ -68,6 +68,13 @@ func (n *node) pathLocked() string {
 	return at
 }
 
+// called is the node's name, which a rename may change.
+func (n *node) called() string {
+	n.draft.v.mu.Lock()
+	defer n.draft.v.mu.Unlock()
+	return n.name
+}
+
 // beneath opens a path in a directory of a draft. No link is followed, and no other filesystem entered.
 func beneath(dir int, name string, flags uint64, mode uint64) (int, error) {
 	for tries := 0; ; tries++ { // EAGAIN: something was renamed meanwhile. A file that another process has leased gives this error, too

@@ -143,9 +143,11 @@ func (d *mountedDraft) status() status.DraftState {
 
 // unpublished notes why a draft was not published. Everybody reads the status: it names a file only where everybody may list the checkpoint.
 func (v *Volume) unpublished(d *mountedDraft, err error) {
-	why := err.Error()
-	if d.owner.Mode&0o005 != 0o005 {
-		v.opt.Log.Warn("a draft was not published", "draft", d.shown, "error", err)
+	v.mu.Lock()
+	why, shown, hidden := err.Error(), d.shown, d.owner.Mode&0o005 != 0o005
+	v.mu.Unlock()
+	if hidden {
+		v.opt.Log.Warn("a draft was not published", "draft", shown, "error", err)
 		why = unix.Errno(errnoOf(err)).Error() + ": hbmfs publish says more"
 		if errors.Is(err, checkpoint.ErrOpen) {
 			why = "a file is still open for writing, or mapped: hbmfs publish says which"
@@ -154,5 +156,5 @@ func (v *Volume) unpublished(d *mountedDraft, err error) {
 	v.mu.Lock()
 	d.why = why
 	v.mu.Unlock()
-	v.refuse("%s was not published: %s", d.shown, why)
+	v.refuse("%s was not published: %s", shown, why)
 }

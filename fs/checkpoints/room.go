@@ -46,7 +46,7 @@ func (d *mountedDraft) moreNodes() error {
 	if d == d.v.side || nodes.Fit(uid, 1) {
 		return nil
 	}
-	d.v.refuse("a file in %s: user %d has %d files and directories in drafts, as many as it may now: publish or remove some", d.shown, uid, nodes.Of(uid))
+	d.v.refuse("a file in %s: user %d has %d files and directories in drafts, as many as it may now: publish or remove some", d.shownAs(), uid, nodes.Of(uid))
 	return unix.EDQUOT
 }
 

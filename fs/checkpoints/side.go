@@ -104,7 +104,7 @@ func (n *node) fits(size uint64) error {
 	if n.draft == nil || n.draft != n.draft.v.side || size <= sideMost {
 		return nil
 	}
-	n.draft.v.refuse("write %s: a file beside the checkpoints has %d bytes at most: make a directory, and write into that", n.name, sideMost)
+	n.draft.v.refuse("write %s: a file beside the checkpoints has %d bytes at most: make a directory, and write into that", n.called(), sideMost)
 	return fmt.Errorf("a file beside the checkpoints: %w", unix.EFBIG)
 }
 

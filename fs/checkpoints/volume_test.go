@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -255,6 +256,59 @@ func TestListingsAreBounded(t *testing.T) {
 	if v.entries != 1 || len(v.listings) != 1 {
 		t.Errorf("%d entries of %d listings are kept", v.entries, len(v.listings))
 	}
+}
+
+// TestNamesMayChange: requests read the names of drafts and files, and the words of programs, while others change them. The race detector judges.
+func TestNamesMayChange(t *testing.T) {
+	v := newVolume(t, io.Discard)
+	d := newDraft(t, v, "step.tmp", 0)
+	n, _, err := v.mknod(d.root, "file", &fuse.MknodIn{InHeader: fuse.InHeader{Caller: fuse.Caller{Owner: *fuse.CurrentOwner()}}, Mode: unix.S_IFREG | 0o644})
+	if err != nil {
+		t.Fatal(err)
+	}
+	side := &node{ino: n.ino + 1, draft: v.side, file: -1}
+	v.nodes[side.ino] = side
+	d.lost = map[uint64]loss{n.ino: {n.generation, uint32(unix.EIO)}} // syncing fails at once
+	v.room.nodes = shares.New(0, 0, 0)
+	rename := func(i int) {
+		if err := d.rename(t.Context(), "step", fmt.Sprint(i)); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, pair := range [][2]func(i int){
+		{func(i int) { v.moved(n.ino, d.root, fmt.Sprint(i)) }, func(int) { _ = n.sync(false) }},
+		{func(i int) { v.moved(side.ino, v.side.root, fmt.Sprint(i)) }, func(int) { _ = side.fits(sideMost + 1) }},
+		{rename, func(int) { _ = d.moreNodes() }},
+		{rename, func(int) { v.unpublished(d, unix.EBUSY) }},
+		{
+			func(i int) {
+				v.mu.Lock()
+				defer v.mu.Unlock()
+				d.word.Latest = i%2 + 1 // of others
+			},
+			func(int) { v.goesOn(t.Context(), uint32(os.Getpid())) },
+		},
+	} {
+		var all sync.WaitGroup
+		done := make(chan struct{})
+		all.Go(func() { // ends with the reader
+			for i := 0; ; i++ {
+				select {
+				case <-done:
+					return
+				default:
+					pair[0](i)
+				}
+			}
+		})
+		for i := range 500 {
+			pair[1](i)
+		}
+		close(done)
+		all.Wait()
+	}
+	v.moved(n.ino, d.root, "file")
+	delete(v.nodes, side.ino)
 }
 
 func TestErrorsAreErrnos(t *testing.T) {

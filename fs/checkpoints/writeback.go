@@ -93,7 +93,7 @@ func (n *node) sync(data bool) error {
 	}
 	defer at.end()
 	if n.draft != nil {
-		if err := n.draft.isLost(n.ino, n.generation, n.name); err != nil {
+		if err := n.draft.isLost(n.ino, n.generation, n.called()); err != nil {
 			return err
 		}
 	}
