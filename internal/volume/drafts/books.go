@@ -290,8 +290,10 @@ func (d *clientDraft) replay(kind uint32, record []byte, start *begun) error {
 			return fmt.Errorf("%w: sums of file %d come out of order", handover.ErrRefused, m.File)
 		}
 		f := d.files[m.File]
-		f.sums = append(f.sums[:m.First], m.Sums...)
-		f.known, f.asked = int64(len(f.sums)), true
+		f.asked = true
+		if end := int64(m.First) + int64(len(m.Sums)); end >= f.known { // earlier versions recorded a part that came again
+			f.sums, f.known = append(f.sums[:m.First], m.Sums...), end
+		}
 	case recordSealed:
 		number, err := strconv.Atoi(string(record))
 		if err != nil || number < 0 || number >= len(d.files) {

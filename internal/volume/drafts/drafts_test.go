@@ -2,6 +2,7 @@ package drafts
 
 import (
 	"bufio"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -411,3 +412,33 @@ func TestWhoMayNotWriteMayNotBegin(t *testing.T) {
 }
 
 func small(limit int64) *shares.Shares { return shares.New(limit, limit/2, 0) }
+
+// TestPartsMayComeAgain: sums that come twice leave those alone that came since, also in the journal for the next daemon.
+func TestPartsMayComeAgain(t *testing.T) {
+	v := newVolume(t, volumeOptions{})
+	d := v.begin(t, "step_1")
+	data := make([]byte, 3*control.SumChunk)
+	number, pens, err := d.Add(t.Context(), control.NewFile{Name: "a", Size: int64(len(data))})
+	must(t, err)
+	sums := sumsFor(data)
+	made := v.server.list()[0]
+	part := func(first, end int) error {
+		return made.seal(&control.Seal{ID: made.id, File: number, First: uint64(first), Sums: sums[first:end]})
+	}
+	must(t, errors.Join(part(0, 2), part(0, 1), pens[0].Truncate(5)))
+	if part(2, 3) == nil {
+		t.Error("a file of another size is sealed")
+	}
+	must(t, errors.Join(part(0, 1), pens[0].Truncate(int64(len(data))), part(2, 3), pens[0].Close()))
+	must(t, d.Publish(t.Context(), 1, int64(len(data))))
+
+	next := &clientDraft{byName: map[string]int{}}
+	name, err := json.Marshal(added{Name: "a", Size: int64(len(data))})
+	must(t, errors.Join(err, next.replay(recordFile, name, nil)))
+	for _, record := range [][2]int{{0, 2}, {0, 1}, {2, 3}} { // as earlier versions wrote them
+		must(t, next.replay(recordSeal, (&control.Seal{File: number, First: uint64(record[0]), Sums: sums[record[0]:record[1]]}).AppendTo(nil), nil))
+	}
+	if f := next.files[0]; !slices.Equal(f.sums, sums) || f.known != int64(len(sums)) {
+		t.Errorf("the next daemon has %d sums, and knows %d", len(f.sums), f.known)
+	}
+}
