@@ -91,7 +91,7 @@ func TestGGUFNamesAreBounded(t *testing.T) {
 	o := computed(int64(len(head)+keys*len(key)), 1, func(_ context.Context, dst []byte, first int64) error {
 		read.Add(int64(len(dst)))
 		for at := first; len(dst) > 0; {
-			n := 0
+			var n int
 			if at < int64(len(head)) {
 				n = copy(dst, head[at:])
 			} else {
