@@ -397,9 +397,9 @@ func FuzzMDSIndex(f *testing.F) {
 	})
 }
 
-// TestIndexOfManyEntries is a small index that would take gigabytes, and a large one of too many shards.
+// TestIndexOfManyEntries is a small index that would take hundreds of times its size in memory, and a large one of too many shards.
 func TestIndexOfManyEntries(t *testing.T) {
-	const count, most = 1_000_000, 256 << 20
+	const count, most = 300_000, 100 << 20
 	list := strings.TrimSuffix(strings.Repeat("{},", count), ",")
 	for format, text := range map[string]string{
 		"mds": `{"version":2,"shards":[` + list + `]}`, "litdata": `{"chunks":[` + list + `],"config":{}}`,
@@ -413,11 +413,10 @@ func TestIndexOfManyEntries(t *testing.T) {
 			t.Errorf("%s: %d sets, %d bytes of memory", format, len(v.Sets), took)
 		}
 	}
-	for _, n := range []int{maxIndexed, maxIndexed + 1} {
-		entries, number := 0, 0
-		err := newObjectParser(&Object{Size: maxJSONIndex}, 0, strings.NewReader("["+strings.Repeat("1,", n-1)+"1]")).list(func() any { entries++; return &number }, nil)
-		if entries != maxIndexed || (err == nil) != (n == maxIndexed) {
-			t.Errorf("%d of %d entries were read: %v", entries, n, err)
-		}
+	entries, number := 0, 0
+	text := "[" + strings.Repeat("1,", maxIndexed) + "1]"
+	err := newObjectParser(&Object{Size: maxJSONIndex}, 0, strings.NewReader(text)).list(func() any { entries++; return &number }, nil)
+	if entries != maxIndexed || err == nil {
+		t.Errorf("%d of %d entries were read: %v", entries, maxIndexed+1, err)
 	}
 }
