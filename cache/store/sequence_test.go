@@ -111,7 +111,7 @@ func TestWhatFollowsTakesNoRoom(t *testing.T) {
 	}
 }
 
-// TestTooLargeForTheCache: an object that the cache can never have takes nobody's room, and is read past it.
+// TestTooLargeForTheCache: an object larger than the cache evicts no other object, and reads of it bypass the cache.
 func TestTooLargeForTheCache(t *testing.T) {
 	u := newUpstream(2*mib, 8*mib)
 	m := mountWhole(t, u, Options{Segment: mib, Size: 7 * mib})

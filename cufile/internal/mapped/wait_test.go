@@ -176,7 +176,7 @@ func TestClosingWaitsForFillingNoLongerThanItSays(t *testing.T) {
 }
 
 // TestRoomThatAnotherReaderGivesUp has a reader forget a file that takes all room, while the GPU reads the file. Another reader waits for that room, and
-// keeps nobody from the windows.
+// does not hold the lock of the windows meanwhile.
 func TestRoomThatAnotherReaderGivesUp(t *testing.T) {
 	g := newFakeGPU(t)
 	g.options.Pinned = 2 * g.options.Window
